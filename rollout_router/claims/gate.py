@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The file that says whether requests are let in (law R6): ``<state>/gate``.
+
+Missing is open. Anything that cannot be read is closed: the file is there because somebody wanted
+something, and letting requests in cannot be undone. An operator's closed gate survives restarts.
+"""
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from rollout_router.claims.disk import publish, read_capped
+from rollout_router.claims.errors import StoreUnavailable, errno_name
+from rollout_router.claims.record import Malformed, open_envelope, seal_envelope
+
+__all__ = ["Gate", "read_gate", "write_gate"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gate:
+    """Admission: whether requests are let in, and who decided it, and why. Both may be empty."""
+
+    open: bool
+    by: str = ""
+    why: str = ""
+
+
+def read_gate(state_dir: Path) -> Gate:
+    """What the gate file says now. Never raises: what cannot be read is a closed gate."""
+    path = os.fspath(state_dir / "gate")
+    try:
+        fields = open_envelope(read_capped(path))
+    except FileNotFoundError:
+        return Gate(open=True)
+    except OSError as error:
+        return _unreadable(path, errno_name(error))
+    except Malformed as error:
+        return _unreadable(path, error.code)
+    is_open, by, why = fields.get("open"), fields.get("by"), fields.get("why")
+    if type(is_open) is not bool or type(by) is not str or type(why) is not str:
+        return _unreadable(path, "field")
+    return Gate(open=is_open, by=by, why=why)
+
+
+def write_gate(state_dir: Path, gate: Gate) -> None:
+    """Replace the gate file durably.
+
+    Raises:
+        ValueError: *by* and *why* are above 4 KiB together.
+        StoreUnavailable: the gate is as it was.
+    """
+    path = os.fspath(state_dir / "gate")
+    raw = seal_envelope({"open": gate.open, "by": gate.by, "why": gate.why})
+    try:
+        publish(path, raw, durable=True)
+    except OSError as error:
+        raise StoreUnavailable(f"writing {path}", error.errno) from error
+
+
+def _unreadable(path: str, code: str) -> Gate:
+    return Gate(
+        open=False,
+        by="rollout_router",
+        why=f"{path} is unreadable ({code}): write it anew with `rollout-router admission open`",
+    )

@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the store must know of the machine it is on (laws C1, C3).
+
+A boot id names one run of one kernel: while it is the same, file locks and Unix sockets mean what
+they say. A store belongs to one host, so its file system must be a local one: over two mounts of a
+network file system a lock may be held and the record read under it still be an old one.
+
+Pure but for :meth:`Host.here`, so that tests can boot another machine.
+"""
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+__all__ = ["NETWORK_FILE_SYSTEMS", "Host"]
+
+NETWORK_FILE_SYSTEMS: Final = frozenset(
+    re.findall(
+        r"\w+",
+        "9p afs beegfs ceph cifs coda davfs fuse gfs2 glusterfs gpfs lustre ncpfs nfs nfs4 ocfs2 "
+        "orangefs prl_fs pvfs2 smb3 smbfs vboxsf virtiofs vmhgfs",
+    )
+)
+"""Types in /proc/self/mountinfo whose files another host, or the host of this guest, may change.
+``fuse`` stands for ``fuse.<anything>`` too: what serves it cannot be known from here."""
+
+_OCTAL: Final = re.compile(r"\\([0-7]{3})")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """One run of one machine.
+
+    Attributes:
+        boot_id: of the running kernel.
+        mountinfo: the text of /proc/self/mountinfo.
+    """
+
+    boot_id: str
+    mountinfo: str
+
+    @classmethod
+    def here(cls) -> "Host":
+        """The machine that this process runs on.
+
+        Raises:
+            OSError: /proc is not mounted or not readable.
+        """
+        return cls(
+            boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            mountinfo=Path("/proc/self/mountinfo").read_text(errors="surrogateescape"),
+        )
+
+    def file_system(self, path: Path) -> str:
+        """The type of the file system that holds the absolute, resolved *path*.
+
+        The deepest mount point wins, and of two at one place the later: it covers the other.
+        """
+        deepest, found = -1, "unknown"
+        for line in self.mountinfo.splitlines():
+            left, _, right = line.partition(" - ")
+            fields = left.split(" ")
+            if len(fields) < 5 or not right:  # noqa: PLR2004 - the mount point is the fifth field
+                continue
+            mount = _OCTAL.sub(lambda match: chr(int(match[1], 8)), fields[4])
+            inside = mount == "/" or f"{path}/".startswith(f"{mount}/")
+            if inside and len(mount) >= deepest:
+                deepest, found = len(mount), right.split(" ")[0]
+        return found
+
+    def is_local(self, path: Path) -> bool:
+        """Whether only this kernel can change what lies at *path*."""
+        return self.file_system(path).partition(".")[0] not in NETWORK_FILE_SYSTEMS
+
+
+def is_swept(path: Path) -> bool:
+    """Whether cleaners of temporary directories may remove files at *path*."""
+    return any(os.path.commonpath([path, top]) == top for top in ("/tmp", "/var/tmp"))  # noqa: S108 - the point

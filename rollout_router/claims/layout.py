@@ -1,0 +1,305 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The directory of a store: how it is made, opened and refused (laws C1, C2).
+
+    FORMAT   locks/00..ff   owners/   epochs/00..ff   claims/00..ff/   gate
+
+FORMAT is written last when a store is made, and replaced durably under ``locks/format`` by whoever
+first opens it under a new boot id: that raises the generation, which is why a claim needs no sync
+of its own (C2). A directory without FORMAT in which something was granted is damaged, never new.
+"""
+
+import contextlib
+import errno
+import logging
+import os
+import re
+import stat
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Final
+
+from rollout_router.claims.disk import publish, read_capped, sync_directory
+from rollout_router.claims.epochs import GENERATION_MAX, decode_highest, encode_highest
+from rollout_router.claims.errors import StoreRefused, StoreUnavailable, errno_name
+from rollout_router.claims.host import Host, is_swept
+from rollout_router.claims.locks import LOCK_TIMEOUT_S, StripeLocks
+from rollout_router.claims.record import (
+    STRIPES,
+    Malformed,
+    Unreadable,
+    open_envelope,
+    seal_envelope,
+)
+
+__all__ = ["STRIPE_NAMES", "Format", "Layout", "create_or_open", "look_at", "restore_parts"]
+
+STRIPE_NAMES: Final = tuple(f"{stripe:02x}" for stripe in range(STRIPES))
+_SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_CREATION_TIMEOUT_S: Final = 60.0  # 256 synced files, on a disk that takes 200 ms for each
+_DIRECTORY_MODE: Final = 0o700
+
+_log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Format:
+    """What FORMAT says."""
+
+    service: str
+    store_id: str
+    stripes: int
+    generation: int  # rises once a boot; every epoch is above (generation << 32)
+    boot_id: str  # of the boot that raised it last
+
+    def raised(self, boot_id: str) -> "Format":
+        """The next generation.
+
+        Raises:
+            StoreRefused: after two thousand million of them.
+        """
+        if self.generation >= GENERATION_MAX:
+            raise StoreRefused("the store's generations are used up: start a new store elsewhere")
+        return replace(self, generation=self.generation + 1, boot_id=boot_id)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """A store that was checked, and the machine that it is on."""
+
+    root: Path
+    format: Format
+    host: Host
+    local: bool  # False: on a network file system, allowed for all workers on one host and mount
+
+
+def create_or_open(
+    state_dir: Path,
+    *,
+    service: str | None,
+    host: Host,
+    allow_network_fs: bool,
+) -> Layout:
+    """Open the store at *state_dir* for workers; make it first where none is.
+
+    Args:
+        state_dir: made with mode 0700 when it is missing.
+        service: whose claims these are; None opens an existing store of any service.
+        host: this machine.
+        allow_network_fs: all workers promise to be on one host and to use one mount.
+
+    Raises:
+        StoreRefused: says why and what to do; no claim was touched.
+    """
+    if service is not None and _SERVICE.fullmatch(service) is None:
+        raise StoreRefused(f"{service!r} names no service: use 1 to 100 of A-Z a-z 0-9 . _ -")
+    root = Path(os.path.realpath(state_dir))
+    with _refusing(root):
+        if service is not None:
+            root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
+        elif not root.is_dir():
+            raise StoreRefused(f"there is no claim store at {root}: check --state-dir")
+        local = _check_place(root, host=host, allow_network_fs=allow_network_fs)
+        (root / "locks").mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
+        _check_directory(root / "locks")
+        locks = StripeLocks(root / "locks", timeout_s=LOCK_TIMEOUT_S)
+        with locks.hold("format", create=True, timeout_s=_CREATION_TIMEOUT_S):
+            found = _read_format(root)
+            if found is None:
+                if service is None:
+                    raise StoreRefused(f"there is no claim store at {root}: check --state-dir")
+                found = _create(root, service=service, boot_id=host.boot_id)
+            _check_format(root, found, service=service)
+            if found.boot_id != host.boot_id:
+                found = found.raised(host.boot_id)
+                write_format(root, found)
+        for part in ("owners", "epochs", "claims"):
+            _check_directory(root / part)
+    return Layout(root=root, format=found, host=host, local=local)
+
+
+def look_at(state_dir: Path, *, host: Host) -> Layout:
+    """Open the store at *state_dir* for commands that read: makes and raises nothing.
+
+    Raises:
+        StoreRefused: there is none, or this program cannot read it.
+    """
+    root = Path(os.path.realpath(state_dir))
+    with _refusing(root):
+        found = _read_format(root)
+        if found is None:
+            raise StoreRefused(f"there is no claim store at {root}: check --state-dir")
+        _check_format(root, found, service=None)
+    return Layout(root=root, format=found, host=host, local=host.is_local(root))
+
+
+def read_format(root: Path) -> Format:
+    """FORMAT of a store that is open.
+
+    Raises:
+        StoreUnavailable: ``ESTALE``: it is gone or damaged, so this is no longer our store.
+    """
+    try:
+        found = _read_format(root)
+    except (StoreRefused, OSError) as error:
+        raise StoreUnavailable(f"reading {root}/FORMAT ({error})", errno.ESTALE) from error
+    if found is None:
+        raise StoreUnavailable(f"{root}/FORMAT is gone", errno.ESTALE)
+    return found
+
+
+def write_format(root: Path, fields: Format) -> None:
+    """Replace FORMAT durably; the caller holds ``locks/format``."""
+    publish(f"{root}/FORMAT", seal_envelope(asdict(fields)), durable=True)
+
+
+def restore_parts(root: Path) -> list[Unreadable]:
+    """Make what is missing of a store's fixed parts, epoch files excepted.
+
+    The caller holds ``locks/format``, and knows that no worker runs when a lock file is missing.
+
+    Returns:
+        What was missing, each with the code ``missing``.
+    """
+    made: list[Unreadable] = []
+    parts = [root / part for part in ("owners", "epochs", "claims")]
+    parts += [root / "claims" / stripe for stripe in STRIPE_NAMES]
+    for part in parts:
+        with contextlib.suppress(FileExistsError):
+            part.mkdir(mode=_DIRECTORY_MODE)
+            made.append(Unreadable(path=str(part), code="missing"))
+    for stripe in STRIPE_NAMES:
+        lock = root / "locks" / stripe
+        with contextlib.suppress(FileExistsError):
+            lock.touch(mode=0o600, exist_ok=False)
+            made.append(Unreadable(path=str(lock), code="missing"))
+    for directory in (root / "locks", root / "claims", root):
+        sync_directory(str(directory))
+    return made
+
+
+def _create(root: Path, *, service: str, boot_id: str) -> Format:
+    """Everything but FORMAT, then FORMAT. A crash in between leaves no store; it is resumed."""
+    if used := _first_trace_of_use(root):
+        raise StoreRefused(
+            f"{root} has no FORMAT but was used ({used}). Restore FORMAT from a backup; or, with "
+            "no worker running, move the directory away: a new store starts with a new store_id"
+        )
+    restore_parts(root)
+    for stripe in STRIPE_NAMES:
+        publish(f"{root}/epochs/{stripe}", encode_highest(0), durable=False)
+    for stripe in STRIPE_NAMES:
+        _sync_file(root / "epochs" / stripe)
+    sync_directory(f"{root}/epochs")
+    made = Format(
+        service=service,
+        store_id=str(uuid.uuid4()),
+        stripes=STRIPES,
+        generation=1,
+        boot_id=boot_id,
+    )
+    write_format(root, made)
+    sync_directory(str(root.parent))
+    return made
+
+
+def _sync_file(path: Path) -> None:
+    """Make the bytes of one file survive a power cut."""
+    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    try:
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _first_trace_of_use(root: Path) -> str | None:
+    for part in [root / "owners", *((root / "claims" / stripe) for stripe in STRIPE_NAMES)]:
+        if part.is_dir() and any(part.iterdir()):
+            return str(part)
+    for stripe in STRIPE_NAMES:
+        path = root / "epochs" / stripe
+        try:
+            if decode_highest(read_capped(str(path))):
+                return str(path)
+        except (FileNotFoundError, Malformed):
+            continue  # not made yet, or cut off by a crash while the store was being made
+    return None
+
+
+def _read_format(root: Path) -> Format | None:
+    path = f"{root}/FORMAT"
+    try:
+        fields = open_envelope(read_capped(path))
+        return Format(
+            service=str(fields["service"]),
+            store_id=str(fields["store_id"]),
+            stripes=int(fields["stripes"]),
+            generation=int(fields["generation"]),
+            boot_id=str(fields["boot_id"]),
+        )
+    except FileNotFoundError:
+        return None
+    except Malformed as error:
+        if error.code == "newer_format":
+            raise StoreRefused(
+                f"{path} was written by a newer version: run that version, or use another directory"
+            ) from error
+        raise StoreRefused(f"{path} is damaged ({error.code}): restore it from a backup") from error
+    except (KeyError, TypeError, ValueError) as error:
+        raise StoreRefused(f"{path} is damaged (field): restore it from a backup") from error
+
+
+def _check_format(root: Path, found: Format, *, service: str | None) -> None:
+    if found.stripes != STRIPES:
+        raise StoreRefused(
+            f"{root} has {found.stripes} stripes, this version uses {STRIPES}: "
+            "run the version that made it, or use another directory"
+        )
+    if service is not None and found.service != service:
+        raise StoreRefused(
+            f"{root} holds the claims of service {found.service!r}, not of {service!r}: "
+            "give each service a --state-dir of its own"
+        )
+
+
+def _check_place(root: Path, *, host: Host, allow_network_fs: bool) -> bool:
+    _check_directory(root)
+    local = host.is_local(root)
+    if not local and not allow_network_fs:
+        raise StoreRefused(
+            f"{root} is on a network file system ({host.file_system(root)}), where locks do not "
+            "order what is read: use a local --state-dir; or, when all workers are on this host "
+            "and use this mount, --allow-network-fs"
+        )
+    if is_swept(root):
+        _log.warning("%s is swept by cleaners of temporary files: use /var/lib or /run", root)
+    return local
+
+
+def _check_directory(path: Path) -> None:
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
+        raise StoreRefused(f"{path} is not a directory: move it away")
+    if status.st_uid != os.geteuid():
+        raise StoreRefused(
+            f"{path} belongs to user {status.st_uid}, this process is {os.geteuid()}: "
+            "run as that user, or use another --state-dir"
+        )
+    if status.st_mode & 0o077:
+        mode = stat.S_IMODE(status.st_mode)
+        raise StoreRefused(f"{path} is open to other users (mode {mode:04o}): chmod 700 {path}")
+
+
+@contextmanager
+def _refusing(root: Path) -> Iterator[None]:
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise StoreRefused(f"{root} cannot be opened: {error}") from error
+    except OSError as error:
+        raise StoreRefused(
+            f"{root} cannot be opened: {error.strerror} ({errno_name(error)}, {error.filename}): "
+            "use a --state-dir that this user may write"
+        ) from error

@@ -1,0 +1,162 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The half of the file store that only reads (laws C3, C5).
+
+It takes no lock and changes nothing: a reader finds the old record or the new one, never a part of
+either. What it cannot understand it names and passes by; what it cannot read it does not guess.
+"""
+
+import errno
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Final
+
+from rollout_router.claims.disk import TEMPORARY, read_capped
+from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, errno_name
+from rollout_router.claims.layout import STRIPE_NAMES, Layout
+from rollout_router.claims.record import (
+    Claim,
+    Grant,
+    Malformed,
+    Owner,
+    OwnerIdentity,
+    Signature,
+    Unreadable,
+    decode_claim,
+    decode_identity,
+    file_name,
+    stripe_of,
+    valid_nonce,
+    valid_rollout_id,
+)
+from rollout_router.claims.verdict import Judgement, ProofOfDeath, judge, prove_death
+
+__all__ = ["ClaimReader", "signature_of"]
+
+_ONE_FILE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
+"""Errors of one file; every other is of the process or the disk, and ends a survey."""
+
+
+class ClaimReader:
+    """What can be known of one store without changing it. The docstrings are the port's."""
+
+    def __init__(self, layout: Layout) -> None:
+        self.state_dir: Final[Path] = layout.root
+        self.store_id: Final[str] = layout.format.store_id
+        self.service: Final[str] = layout.format.service
+        self.boot_id: Final[str] = layout.host.boot_id
+        self.local: Final[bool] = layout.local
+
+    def read(self, rollout_id: str) -> Claim | None:
+        """See the port."""
+        return self.read_file(self.path_of(rollout_id), rollout_id)
+
+    def stands(self, grant: Grant) -> bool:
+        """See the port."""
+        path = self.path_of(grant.claim.rollout_id)
+        try:
+            return signature_of(os.stat(path, follow_symlinks=False)) == grant.signature  # noqa: PTH116 - 2 us before every dispatch
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise StoreUnavailable(f"looking at {path}", error.errno) from error
+
+    def survey(self) -> Iterator[Claim | Unreadable]:
+        """See the port."""
+        for stripe in STRIPE_NAMES:
+            directory = f"{self.state_dir}/claims/{stripe}"
+            for name in _names(directory):
+                path = f"{directory}/{name}"
+                try:
+                    claim = self.read_file(path, None)
+                except ClaimUnreadable as error:
+                    yield Unreadable(path=path, code=error.code)
+                except StoreUnavailable as error:
+                    yield _unreadable_file(path, error)
+                else:
+                    if claim is None:
+                        continue  # released since its name was read
+                    if path == self.path_of(claim.rollout_id):
+                        yield claim
+                    else:
+                        yield Unreadable(path=path, code="wrong_name")
+
+    def owners(self) -> Iterator[OwnerIdentity | Unreadable]:
+        """See the port."""
+        directory = f"{self.state_dir}/owners"
+        for name in _names(directory):
+            path = f"{directory}/{name}"
+            try:
+                identity = self.owner(name)
+            except ClaimUnreadable as error:
+                yield Unreadable(path=path, code=error.code)
+            except StoreUnavailable as error:
+                yield _unreadable_file(path, error)
+            else:
+                if identity is not None:
+                    yield identity
+
+    def owner(self, nonce: str) -> OwnerIdentity | None:
+        """See the port."""
+        path = f"{self.state_dir}/owners/{nonce}"
+        if not valid_nonce(nonce):
+            raise ClaimUnreadable(path, "wrong_name")
+        try:
+            identity = decode_identity(read_capped(path))
+        except FileNotFoundError:
+            return None
+        except Malformed as error:
+            raise ClaimUnreadable(path, error.code) from error
+        except OSError as error:
+            raise StoreUnavailable(f"reading {path}", error.errno) from error
+        if identity.nonce != nonce:
+            raise ClaimUnreadable(path, "wrong_name")
+        return identity
+
+    def judge(self, owner: Owner) -> Judgement:
+        """See the port."""
+        path = f"{self.state_dir}/owners/{owner.nonce}"
+        return judge(owner, path=path, boot_id=self.boot_id, local=self.local)
+
+    def proof_of_death(self, owner: Owner) -> ProofOfDeath | None:
+        """See the port."""
+        path = f"{self.state_dir}/owners/{owner.nonce}"
+        return prove_death(owner, path=path, boot_id=self.boot_id, local=self.local)
+
+    def path_of(self, rollout_id: str) -> str:
+        """The claim file of a rollout; ``ValueError`` when the id is none."""
+        if not valid_rollout_id(rollout_id):
+            raise ValueError(f"not a rollout id: {rollout_id!r}")
+        return f"{self.state_dir}/claims/{stripe_of(rollout_id)}/{file_name(rollout_id)}"
+
+    def read_file(self, path: str, rollout_id: str | None) -> Claim | None:
+        """The claim in one file, of whichever rollout when *rollout_id* is None."""
+        try:
+            claim = decode_claim(read_capped(path))
+        except FileNotFoundError:
+            return None
+        except Malformed as error:
+            raise ClaimUnreadable(path, error.code) from error
+        except OSError as error:
+            raise StoreUnavailable(f"reading {path}", error.errno) from error
+        if rollout_id is not None and claim.rollout_id != rollout_id:
+            raise ClaimUnreadable(path, "wrong_name")
+        return claim
+
+
+def signature_of(status: os.stat_result) -> Signature:
+    """What tells this file from every one that stood or will stand in its place."""
+    return Signature(status.st_ino, status.st_ctime_ns, status.st_size)
+
+
+def _names(directory: str) -> list[str]:
+    try:
+        return sorted(name for name in os.listdir(directory) if not name.startswith(TEMPORARY))  # noqa: PTH208 - names
+    except OSError as error:
+        raise StoreUnavailable(f"listing {directory}", error.errno) from error
+
+
+def _unreadable_file(path: str, error: StoreUnavailable) -> Unreadable:
+    if error.errno not in _ONE_FILE:
+        raise error
+    return Unreadable(path=path, code=errno_name(OSError(error.errno, path)))

@@ -1,0 +1,203 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Clearing what dead workers left, and mending what a disk broke (laws C2, C3).
+
+A sweep takes nothing from anybody who is not proven dead (C3). Owner files go last: one goes when a
+whole pass over all stripes, begun after the proof, found no claim that names it and nothing
+unreadable that might. A temporary file is a leftover when the lock of its writers is held.
+
+A repair writes epochs that no worker was ever given: it raises the generation first (C2).
+"""
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+
+from rollout_router.claims.disk import TEMPORARY, publish, read_capped
+from rollout_router.claims.epochs import decode_highest, encode_highest, floor_of
+from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable
+from rollout_router.claims.files import FileClaimStore
+from rollout_router.claims.layout import (
+    STRIPE_NAMES,
+    read_format,
+    restore_parts,
+    write_format,
+)
+from rollout_router.claims.record import Claim, Malformed, Owner, Unreadable, valid_nonce
+from rollout_router.claims.verdict import ProofOfDeath
+
+__all__ = ["Swept", "damage", "repair", "sweep"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Swept:
+    """What a sweep cleared; of a dry run, what it would have cleared."""
+
+    freed: tuple[Claim, ...]  # rollouts of dead workers: the next request takes them
+    lost: tuple[Claim, ...]  # sessions of dead workers: each has a tombstone now
+    forgotten: tuple[Claim, ...]  # tombstones that lasted long enough
+    owners: tuple[str, ...]  # nonces of dead workers whose owner file went
+    leftovers: tuple[str, ...]  # paths of temporary files
+    unreadable: tuple[Unreadable, ...]  # left alone, and the reason why no owner file went
+
+
+def sweep(
+    store: FileClaimStore, *, now: datetime, tombstone_age_max: timedelta, dry_run: bool = False
+) -> Swept:
+    """Clear what dead workers left.
+
+    Args:
+        store: whose claims.
+        now: the time, with its zone.
+        tombstone_age_max: how long a lost session says 410.
+        dry_run: change nothing.
+
+    Raises:
+        StoreUnavailable: what was cleared until then stays cleared; the next sweep goes on.
+    """
+    try:
+        return _sweep(store, now=now, tombstone_age_max=tombstone_age_max, dry_run=dry_run)
+    except OSError as error:
+        raise StoreUnavailable(f"sweeping {store.state_dir}", error.errno) from error
+
+
+def _sweep(
+    store: FileClaimStore, *, now: datetime, tombstone_age_max: timedelta, dry_run: bool
+) -> Swept:
+    dead = _dead_owners(store)
+    freed: list[Claim] = []
+    lost: list[Claim] = []
+    forgotten: list[Claim] = []
+    unreadable: list[Unreadable] = []
+    named: set[Owner] = set()
+    for record in store.survey():
+        if isinstance(record, Unreadable):
+            unreadable.append(record)
+            continue
+        try:
+            if record.state == "lost":
+                expired = now - datetime.fromisoformat(record.at) > tombstone_age_max
+                if expired and (dry_run or store.forget(record)):
+                    forgotten.append(record)
+            elif (proof := dead.get(record.owner)) is None:
+                named.add(record.owner)
+            elif dry_run or store.reap(record, proof):
+                (lost if record.kind == "session" else freed).append(record)
+        except ClaimUnreadable as error:  # it changed since the survey read it
+            unreadable.append(Unreadable(path=error.path, code=error.code))
+    leaving = [] if unreadable else [owner for owner in dead if owner not in named]
+    return Swept(
+        freed=tuple(freed),
+        lost=tuple(lost),
+        forgotten=tuple(forgotten),
+        owners=tuple(_remove_owner_files(store, leaving, dry_run=dry_run)),
+        leftovers=tuple(_clear_leftovers(store, dry_run=dry_run)),
+        unreadable=tuple(unreadable),
+    )
+
+
+def damage(store: FileClaimStore) -> Iterator[Unreadable]:
+    """What ``repair`` would mend: fixed parts that are missing, epoch files that are damaged."""
+    for stripe in STRIPE_NAMES:
+        for part in ("locks", "claims"):
+            path = store.state_dir / part / stripe
+            if not path.exists():
+                yield Unreadable(path=str(path), code="missing")
+        if code := _epoch_damage(store.state_dir / "epochs" / stripe):
+            yield Unreadable(path=str(store.state_dir / "epochs" / stripe), code=code)
+
+
+def repair(store: FileClaimStore) -> tuple[Unreadable, ...]:
+    """Mend the fixed parts of a store. Claims are never repaired: ``force`` frees their rollouts.
+
+    Run it while no worker runs when a lock file is missing: a worker that still holds the old file
+    would not exclude one that holds the new.
+
+    Returns:
+        What was damaged and is mended now.
+
+    Raises:
+        StoreUnavailable: what was mended until then stays mended; run it again.
+    """
+    root = store.state_dir
+    mended: list[Unreadable] = []
+    try:
+        with store.holding_format():
+            mended += restore_parts(root)
+            damaged = [s for s in STRIPE_NAMES if _epoch_damage(root / "epochs" / s)]
+            if not damaged:
+                return tuple(mended)
+            raised = read_format(root).raised(store.boot_id)
+            write_format(root, raised)
+            for stripe in damaged:
+                path = root / "epochs" / stripe
+                with store.holding_stripe(stripe):
+                    if code := _epoch_damage(path):
+                        publish(
+                            str(path), encode_highest(floor_of(raised.generation)), durable=True
+                        )
+                        mended.append(Unreadable(path=str(path), code=code))
+    except OSError as error:
+        raise StoreUnavailable(f"repairing {root}", error.errno) from error
+    return tuple(mended)
+
+
+def _dead_owners(store: FileClaimStore) -> dict[Owner, ProofOfDeath]:
+    directory = store.state_dir / "owners"
+    dead: dict[Owner, ProofOfDeath] = {}
+    for name in os.listdir(directory):  # noqa: PTH208 - names
+        if not valid_nonce(name):
+            continue
+        try:
+            inode = (directory / name).lstat().st_ino
+        except FileNotFoundError:
+            continue
+        owner = Owner(nonce=name, inode=inode)
+        if proof := store.proof_of_death(owner):
+            dead[owner] = proof
+    return dead
+
+
+def _remove_owner_files(
+    store: FileClaimStore, owners: list[Owner], *, dry_run: bool
+) -> Iterator[str]:
+    for owner in owners:
+        path = store.state_dir / "owners" / owner.nonce
+        if not dry_run:
+            with store.holding_format():
+                path.unlink(missing_ok=True)
+        yield owner.nonce
+
+
+def _clear_leftovers(store: FileClaimStore, *, dry_run: bool) -> Iterator[str]:
+    for stripe in STRIPE_NAMES:
+        directory = store.state_dir / "claims" / stripe
+        if _temporary(directory):
+            with store.holding_stripe(stripe):
+                yield from _unlink(_temporary(directory), dry_run=dry_run)
+    directory = store.state_dir / "owners"
+    if _temporary(directory):
+        with store.holding_format():
+            yield from _unlink(_temporary(directory), dry_run=dry_run)
+
+
+def _temporary(directory: Path) -> list[Path]:
+    return [path for path in directory.iterdir() if path.name.startswith(TEMPORARY)]
+
+
+def _unlink(paths: list[Path], *, dry_run: bool) -> Iterator[str]:
+    for path in paths:
+        if not dry_run:
+            path.unlink(missing_ok=True)
+        yield str(path)
+
+
+def _epoch_damage(path: Path) -> str | None:
+    try:
+        decode_highest(read_capped(str(path)))
+    except FileNotFoundError:
+        return "missing"
+    except Malformed as error:
+        return error.code
+    return None

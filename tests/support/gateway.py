@@ -1,0 +1,249 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A running ``rollout-router serve``, driven through its command line, signals and HTTP."""
+
+import json
+import os
+import queue
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import httpx
+
+from rollout_router.transport.sandbox.wire import HISTORY_HEADER
+
+__all__ = ["COMMAND", "Gateway", "Shim", "kept", "wait_dead"]
+
+COMMAND = str(Path(sys.executable).with_name("rollout-router"))
+PATIENCE_S = 30.0
+TESTS = Path(__file__).parent.parent
+
+
+class _Process:
+    """A command of the product whose lines on stderr can be waited for."""
+
+    def __init__(
+        self,
+        arguments: Sequence[str],
+        environment: dict[str, str] | None = None,
+        *,
+        stdout: int = subprocess.DEVNULL,
+    ) -> None:
+        self.process = subprocess.Popen(
+            [COMMAND, *arguments],
+            stderr=subprocess.PIPE,
+            stdout=stdout,
+            stdin=subprocess.DEVNULL,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(TESTS), **(environment or {})},
+        )
+        self.log: list[str] = []
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._read, daemon=True)
+        self._thread.start()
+
+    def wait_line(self, text: str) -> str:
+        """Wait for a line on stderr that contains *text*; lines before it are passed over."""
+        while True:
+            line = self._lines.get(timeout=PATIENCE_S)
+            if line is None:
+                raise RuntimeError(f"ended before it said {text!r}:\n{''.join(self.log)}")
+            if text in line:
+                return line
+
+    def wait_exit(self) -> int:
+        """Wait for its end; its exit code, negative for a signal."""
+        code = self.process.wait(PATIENCE_S)
+        self._thread.join(PATIENCE_S)
+        return code
+
+    def stop(self) -> int:
+        """SIGTERM, and wait for the end."""
+        if self.process.poll() is None:
+            self.process.send_signal(signal.SIGTERM)
+        return self.wait_exit()
+
+    def _read(self) -> None:
+        if self.process.stderr is None:
+            raise RuntimeError("stderr is a pipe")
+        with self.process.stderr as lines:
+            for line in lines:
+                self.log.append(line)
+                self._lines.put(line)
+        self._lines.put(None)
+
+
+class Gateway(_Process):
+    """The service, ready to take calls.
+
+    Args:
+        folder: an empty directory of its own; a short path, for the sockets below it.
+        arguments: more flags of ``serve``.
+        control: the socket of the test's control; serves ``support.app`` instead of the model.
+        state: folder of an earlier gateway, to go on with its store and captures.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *arguments: str,
+        workers: int = 2,
+        control: Path | None = None,
+        state: Path | None = None,
+    ) -> None:
+        self.folder = folder
+        self.state_dir = (state or folder) / "state"
+        self.capture_dir = (state or folder) / "capture"
+        self.ready_file = folder / "ready.json"
+        app = [] if control is None else ["--app", "support.app:app"]
+        super().__init__(
+            [
+                *("serve", "--port", "0", "--workers", str(workers)),
+                *("--state-dir", str(self.state_dir), "--run-dir", str(folder / "run")),
+                *("--capture-dir", str(self.capture_dir), "--ready-file", str(self.ready_file)),
+                *app,
+                *arguments,
+            ],
+            {} if control is None else {"TEST_CONTROL": str(control)},
+        )
+        self.wait_line("ready:")
+
+    @property
+    def ready(self) -> dict[str, Any]:
+        """The ready file."""
+        document: dict[str, Any] = json.loads(self.ready_file.read_text())
+        return document
+
+    @property
+    def url(self) -> str:
+        """Base URL of the public port."""
+        return str(self.ready["url"])
+
+    def client(self, **options: Any) -> httpx.Client:
+        """A client of the public port. The caller closes it."""
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE_S, **options)
+
+    def connect(self) -> socket.socket:
+        """A bare connection to the public port. The caller closes it."""
+        address = urlsplit(self.url)
+        return socket.create_connection((str(address.hostname), int(address.port or 0)))
+
+    def post(
+        self,
+        rollout_id: str,
+        body: bytes,
+        *,
+        keep: bool = True,
+        headers: dict[str, str] | None = None,
+        path: str = "/v1/responses",
+    ) -> httpx.Response:
+        """One full request on a connection of its own, so that any worker may take it."""
+        sent = {"content-type": "application/json", **(headers or {})}
+        if keep:
+            sent.setdefault(HISTORY_HEADER, "keep")
+        with self.client() as client:
+            return client.post(f"/sessions/{rollout_id}{path}", content=body, headers=sent)
+
+    def pid_of(self, worker_id: str) -> int:
+        """The process of a worker that is alive."""
+        for worker in self.json("workers", "list")["workers"]:
+            if worker["id"] == worker_id:
+                return int(worker["pid"])
+        raise LookupError(f"no worker {worker_id}")
+
+    def kill_worker(self, worker_id: str) -> None:
+        """SIGKILL a worker and wait until it is dead. Its replacement may still be starting."""
+        kill_and_wait(self.pid_of(worker_id))
+
+    def kill_all(self) -> None:
+        """SIGKILL the supervisor and every worker, and wait until all are dead."""
+        workers = [worker["pid"] for worker in self.ready["workers"]]
+        for pid in [self.process.pid, *workers]:
+            kill_and_wait(pid)
+
+    def wait_replaced(self) -> None:
+        """Wait until the supervisor's replacement serves."""
+        self.wait_line(" serves ")
+
+    def json(self, *command: str) -> dict[str, Any]:
+        """The document that a listing prints with ``--json``."""
+        done = subprocess.run(
+            [COMMAND, *command, "--json", "--state-dir", str(self.state_dir)],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def claims(self) -> dict[str, dict[str, Any]]:
+        """The claims by rollout."""
+        return {claim["rollout_id"]: claim for claim in self.json("claims", "list")["claims"]}
+
+    def records(self, rollout_id: str) -> list[dict[str, Any]]:
+        """The captured calls of a rollout, oldest first."""
+        with (self.capture_dir / f"{rollout_id}.jsonl").open() as lines:
+            return [json.loads(line) for line in lines]
+
+
+class Shim(_Process):
+    """A running ``rollout-router shim`` in front of a gateway."""
+
+    def __init__(self, folder: Path, gateway_url: str, *arguments: str) -> None:
+        self.statistics_file = folder / "statistics.json"
+        statistics = ("--statistics-file", str(self.statistics_file))
+        super().__init__(
+            ["shim", "--gateway", gateway_url, *statistics, *arguments], stdout=subprocess.PIPE
+        )
+        if self.process.stdout is None:
+            raise RuntimeError("stdout is a pipe")
+        with self.process.stdout as lines:
+            self.url: str = json.loads(lines.readline())["url"]
+
+    def client(self) -> httpx.Client:
+        """A harness's client of the shim. The caller closes it."""
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE_S)
+
+    def post(self, rollout_id: str, body: bytes) -> httpx.Response:
+        """One call, as a harness writes it."""
+        headers = {"content-type": "application/json"}
+        with self.client() as client:
+            return client.post(
+                f"/sessions/{rollout_id}/v1/responses", content=body, headers=headers
+            )
+
+    def stop_and_count(self) -> dict[str, Any]:
+        """Stop, and give the statistics of each rollout."""
+        if self.stop() != 0:
+            raise RuntimeError("".join(self.log))
+        rollouts: dict[str, Any] = json.loads(self.statistics_file.read_text())["rollouts"]
+        return rollouts
+
+
+def kept(answer: httpx.Response) -> str | None:
+    """The digest that an answer says is held, or None."""
+    mark = answer.headers.get(HISTORY_HEADER, "")
+    return mark.removeprefix("kept=") if mark.startswith("kept=") else None
+
+
+def kill_and_wait(pid: int) -> None:
+    """SIGKILL, and wait for the death."""
+    watch = os.pidfd_open(pid)
+    os.kill(pid, signal.SIGKILL)
+    wait_dead(watch)
+
+
+def wait_dead(watch: int) -> None:
+    """Wait for the end of the process behind a pidfd, and close the pidfd."""
+    try:
+        if not select.select([watch], [], [], PATIENCE_S)[0]:
+            raise TimeoutError("the process did not end")
+    finally:
+        os.close(watch)

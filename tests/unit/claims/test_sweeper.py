@@ -1,0 +1,161 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a sweep clears and a repair mends (C2, C3)."""
+
+from collections.abc import Callable
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+from rollout_router.claims import (
+    Claim,
+    FileClaimStore,
+    Grant,
+    LifeLock,
+    Moved,
+    Swept,
+    Unreadable,
+    damage,
+    repair,
+    sweep,
+)
+from rollout_router.claims.epochs import floor_of
+
+Live = Callable[[], LifeLock]
+DAY = timedelta(days=1)
+NOTHING = Swept(freed=(), lost=(), forgotten=(), owners=(), leftovers=(), unreadable=())
+
+
+def claimed(taken: Grant | Moved) -> Claim:
+    assert isinstance(taken, Grant)
+    return taken.claim
+
+
+def sweeping(store: FileClaimStore, *, after: timedelta = timedelta(0), dry: bool = False) -> Swept:
+    return sweep(store, now=datetime.now(UTC) + after, tombstone_age_max=DAY, dry_run=dry)
+
+
+def test_c3_nothing_of_a_live_worker_is_swept(store: FileClaimStore, live: Live) -> None:
+    owner = live().owner
+    claims = [claimed(store.take(f"r{n}", owner)) for n in range(3)]
+
+    assert sweeping(store, after=365 * DAY) == NOTHING
+    assert [store.read(f"r{n}") for n in range(3)] == claims
+    assert store.owner(owner.nonce)
+
+
+def test_c3_the_claims_of_a_dead_worker_are_freed_and_its_file_goes_last(
+    store: FileClaimStore, live: Live
+) -> None:
+    lock, other = live(), live()
+    claim = claimed(store.take("r1", lock.owner))
+    kept = claimed(store.take("r2", other.owner))
+    lock.close()
+
+    planned = sweeping(store, dry=True)
+    assert planned.freed == (claim,)
+    assert store.read("r1") == claim
+
+    swept = sweeping(store)
+    assert (swept.freed, swept.owners) == ((claim,), (lock.owner.nonce,))
+    assert store.read("r1") is None
+    assert store.owner(lock.owner.nonce) is None
+    assert store.read("r2") == kept
+    assert sweeping(store) == NOTHING
+
+
+def test_r3_a_session_of_a_dead_worker_is_lost_and_forgotten_in_time(
+    store: FileClaimStore, live: Live
+) -> None:
+    lock = live()
+    session = claimed(store.take("s1", lock.owner, kind="session"))
+    lock.close()
+
+    assert sweeping(store).lost == (session,)
+    tombstone = store.read("s1")
+    assert tombstone
+    assert tombstone.state == "lost"
+    assert sweeping(store, after=DAY - timedelta(minutes=5)) == NOTHING
+    assert sweeping(store, after=DAY + timedelta(minutes=5)).forgotten == (tombstone,)
+    assert store.read("s1") is None
+
+
+def test_c3_an_owner_file_stays_while_an_unreadable_claim_might_name_it(
+    store: FileClaimStore, live: Live
+) -> None:
+    lock = live()
+    store.take("r1", lock.owner)
+    path = Path(store.path_of("r1"))
+    path.write_bytes(b"")
+    lock.close()
+
+    swept = sweeping(store)
+
+    assert swept.unreadable == (Unreadable(path=str(path), code="empty"),)
+    assert swept.owners == ()
+    assert store.owner(lock.owner.nonce)
+
+
+def test_c3_a_claim_that_names_another_file_of_a_dead_nonce_is_left(
+    store: FileClaimStore, live: Live
+) -> None:
+    """Its owner file was replaced, so nobody can prove that death: an operator must."""
+    lock = live()
+    claim = claimed(store.take("r1", lock.owner))
+    path = store.state_dir / "owners" / lock.owner.nonce
+    raw = path.read_bytes()
+    path.rename(path.with_name(".kept"))
+    path.write_bytes(raw)
+
+    assert sweeping(store).freed == ()
+    assert store.read("r1") == claim
+
+
+def test_c3_leftovers_of_writers_are_cleared(store: FileClaimStore) -> None:
+    leftovers = [
+        store.state_dir / "claims" / "00" / ".tmp.0123",
+        store.state_dir / "owners" / ".tmp.abcd",
+    ]
+    for path in leftovers:
+        path.write_bytes(b"half")
+
+    assert sweeping(store, dry=True).leftovers == tuple(map(str, leftovers))
+    assert sweeping(store).leftovers == tuple(map(str, leftovers))
+    assert not any(path.exists() for path in leftovers)
+
+
+def test_c2_a_whole_store_needs_no_repair(store: FileClaimStore) -> None:
+    before = (store.state_dir / "FORMAT").read_bytes()
+
+    assert list(damage(store)) == []
+    assert repair(store) == ()
+    assert (store.state_dir / "FORMAT").read_bytes() == before
+
+
+def test_c2_a_repair_raises_the_generation_and_damaged_epoch_files_above_it(
+    store: FileClaimStore, live: Live
+) -> None:
+    owner = live().owner
+    (store.state_dir / "epochs" / "00").write_bytes(b"x")
+    (store.state_dir / "epochs" / "01").unlink()
+
+    found = list(damage(store))
+    assert [(Path(bad.path).name, bad.code) for bad in found] == [
+        ("00", "checksum"),
+        ("01", "missing"),
+    ]
+    assert repair(store) == tuple(found)
+    assert list(damage(store)) == []
+    assert claimed(store.take("r1", owner)).claim_epoch > floor_of(2)
+
+
+def test_c1_a_repair_makes_missing_parts_anew(store: FileClaimStore, live: Live) -> None:
+    (store.state_dir / "locks" / "00").unlink()
+    (store.state_dir / "claims" / "7f").rmdir()
+
+    mended = repair(store)
+
+    assert {Path(bad.path).name for bad in mended} == {"00", "7f"}
+    assert list(damage(store)) == []
+    owner = live().owner
+    stripes = {Path(store.path_of(f"r{n}")).parent.name: f"r{n}" for n in range(4000)}
+    for stripe in ("00", "7f"):
+        claimed(store.take(stripes[stripe], owner))
