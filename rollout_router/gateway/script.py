@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the scripted model says next, decided from the request alone. Pure.
+
+It counts the tool results in the conversation. While there are fewer than ``steps``, it asks for
+one more tool call; then it says that it is done. No state is kept anywhere, so any worker gives the
+same answer to the same bytes, before and after the death of an owner.
+"""
+
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+from rollout_router.gateway.model import Dialect
+
+__all__ = ["Say", "UseTool", "next_turn"]
+
+_COMMANDS: Final = ("command", "cmd")  # how the tools that run a shell name their string
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class UseTool:
+    """Call one tool."""
+
+    name: str
+    arguments: Mapping[str, Any]
+
+    @property
+    def arguments_json(self) -> str:
+        """The arguments as models write them: JSON in a string."""
+        return json.dumps(self.arguments, separators=(",", ":"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Say:
+    """Say something, and end the turn."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Tool:
+    name: str
+    schema: Mapping[str, Any]
+
+    def command(self, rank: int) -> str | None:
+        """The property that takes a shell command, if it is the one of *rank*."""
+        name = _COMMANDS[rank]
+        found = _mapping(_mapping(self.schema.get("properties")).get(name))
+        return name if found.get("type") == "string" else None
+
+
+def next_turn(dialect: Dialect, document: Mapping[str, Any], *, steps: int) -> UseTool | Say:
+    """The next turn of the conversation in *document*."""
+    done = _tool_results(dialect, document)
+    tools = [] if document.get("tool_choice") == "none" else _tools(dialect, document)
+    if done >= steps or not tools:
+        return Say(text=f"done after {done} tool calls")
+    step = f"step {done + 1}"
+    for rank in range(len(_COMMANDS)):
+        for tool in tools:
+            if (command := tool.command(rank)) is not None:
+                return _use(tool, step, **{command: f"echo {step}"})
+    return _use(tools[0], step)
+
+
+def _use(tool: _Tool, step: str, **chosen: str) -> UseTool:
+    properties = _mapping(tool.schema.get("properties"))
+    required = tool.schema.get("required")
+    names = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
+    filled = {name: _value(_mapping(properties.get(name)), step) for name in names}
+    return UseTool(name=tool.name, arguments={**filled, **chosen})
+
+
+def _value(schema: Mapping[str, Any], step: str) -> Any:
+    """Something that *schema* allows, in all but contrived cases."""
+    allowed = schema.get("enum")
+    if isinstance(allowed, list) and allowed:
+        return allowed[0]
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        kind = next((k for k in kind if k != "null"), "string")
+    if kind in {"integer", "number"}:
+        return schema.get("minimum", 1)
+    return {"boolean": False, "array": [], "object": {}, "null": None}.get(str(kind), step)
+
+
+def _tool_results(dialect: Dialect, document: Mapping[str, Any]) -> int:
+    if dialect is Dialect.RESPONSES:
+        kinds = [item.get("type") for item in _mappings(document.get("input"))]
+        return sum(isinstance(kind, str) and kind.endswith("_call_output") for kind in kinds)
+    messages = _mappings(document.get("messages"))
+    if dialect is Dialect.CHAT:
+        return sum(message.get("role") == "tool" for message in messages)
+    return sum(
+        block.get("type") == "tool_result"
+        for message in messages
+        for block in _mappings(message.get("content"))
+    )
+
+
+def _tools(dialect: Dialect, document: Mapping[str, Any]) -> list[_Tool]:
+    listed = list(_mappings(document.get("tools")))
+    if dialect is Dialect.RESPONSES:  # some clients of Responses give their tools inside the input
+        for item in _mappings(document.get("input")):
+            if item.get("type") == "additional_tools":
+                listed += _mappings(item.get("tools"))
+    tools = []
+    for entry in listed:
+        if dialect is Dialect.MESSAGES:
+            name, schema = entry.get("name"), entry.get("input_schema")
+            usable = entry.get("type", "custom") == "custom"
+        else:
+            function = _mapping(entry.get("function")) if dialect is Dialect.CHAT else entry
+            name, schema = function.get("name"), function.get("parameters")
+            usable = entry.get("type") == "function"
+        if usable and isinstance(name, str) and name:
+            tools.append(_Tool(name=name, schema=_mapping(schema)))
+    return tools
+
+
+def _mapping(value: Any) -> Mapping[str, Any]:
+    return value if isinstance(value, dict) else {}
+
+
+def _mappings(value: Any) -> Iterable[Mapping[str, Any]]:
+    return [item for item in value if isinstance(item, dict)] if isinstance(value, list) else []
