@@ -1,0 +1,70 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Flags with their environment twins, and the exit codes that every command shares."""
+
+import enum
+import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+__all__ = [
+    "ExitCode",
+    "default_run_dir",
+    "default_state_dir",
+    "flag",
+    "json_flag",
+    "state_dir_flag",
+]
+
+
+class ExitCode(enum.IntEnum):
+    """What a command's end means; stable."""
+
+    FINE = 0
+    FAILED = 1
+    USAGE = 2
+    DAMAGE_FOUND = 3
+    REFUSED = 4
+
+
+def flag(name: str, *names: str, **options: Any) -> Callable[[Any], Any]:
+    """A click option whose environment twin is ROLLOUT_ROUTER_ and the flag's name.
+
+    ``--history-delta/--no-history-delta`` has the twin of its first name.
+    """
+    twin = name.split("/", 1)[0].lstrip("-").replace("-", "_").upper()
+    options.setdefault("show_default", True)
+    return click.option(name, *names, envvar=f"ROLLOUT_ROUTER_{twin}", show_envvar=True, **options)
+
+
+def default_state_dir() -> Path:
+    """Where the store lies when nothing is said: never in /tmp, which cleaners sweep."""
+    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
+    return Path(home) / "rollout-router" / "model"
+
+
+def default_run_dir() -> Path:
+    """Where the private sockets lie when nothing is said: a short, private directory."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR")
+    if runtime:
+        return Path(runtime) / "rollout-router"
+    if os.geteuid() == 0:
+        return Path("/run/rollout-router")
+    return Path(f"/tmp/rollout-router-{os.geteuid()}")  # noqa: S108 - private: its mode and owner are checked before use
+
+
+def state_dir_flag() -> Callable[[Any], Any]:
+    """``--state-dir``, for every command that reads or changes the store."""
+    return flag(
+        "--state-dir",
+        type=click.Path(path_type=Path, file_okay=False),
+        default=default_state_dir,
+        help="The claim store of one service.",
+    )
+
+
+def json_flag() -> Callable[[Any], Any]:
+    """``--json``, for every listing."""
+    return flag("--json", "as_json", is_flag=True, help="Print one JSON document.")

@@ -1,0 +1,157 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``rollout-router serve``: the gateway with several workers."""
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+from urllib.parse import urlsplit
+
+import click
+
+from rollout_router.claims import ClaimsError, FileClaimStore, read_gate
+from rollout_router.cli.flags import ExitCode, default_run_dir, flag, state_dir_flag
+from rollout_router.gateway import CaptureSink, SinkRefused
+from rollout_router.routing.private import private_directory
+from rollout_router.serve.compose import AppNotFound, load_app
+from rollout_router.serve.config import ServeConfig
+from rollout_router.serve.supervisor import PortTaken, Supervisor, bind_public
+
+__all__ = ["serve"]
+
+_DIRECTORY = click.Path(path_type=Path, file_okay=False)
+
+
+@click.command()
+@flag("--upstream", metavar="URL", help="Serve this OpenAI-compatible server.")
+@flag("--app", metavar="MODULE:ATTR", help="Serve this ASGI application.")
+@flag("--service", default="model", help="Name of the service that the store belongs to.")
+@flag("--host", default="127.0.0.1", help="Address of the public port.")
+@flag("--port", default=8000, type=click.IntRange(0, 65535), help="Public port; 0 picks one.")
+@flag("--workers", default=2, type=click.IntRange(1, 256), help="Worker processes.")
+@state_dir_flag()
+@flag("--run-dir", type=_DIRECTORY, default=default_run_dir, help="Where private sockets lie.")
+@flag("--capture-dir", type=_DIRECTORY, help="Record every call of a rollout here.")
+@flag("--history-delta/--no-history-delta", default=True, help="Keep bases, rebuild deltas.")
+@flag("--route-always", is_flag=True, help="Route rollouts although deltas are off.")
+@flag("--history-rollouts", default=4096, type=click.IntRange(0), help="Rollouts kept, a worker.")
+@flag("--history-bytes", default=2 * 1024**3, type=click.IntRange(0), help="Bytes kept, a worker.")
+@flag(
+    "--history-idle-seconds",
+    default=3600.0,
+    type=click.FloatRange(0, min_open=True),
+    help="A rollout without a call for so long is forgotten.",
+)
+@flag("--rollout-header", default="X-Session-ID", help="Header that names a rollout.")
+@flag(
+    "--rollout-keys",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="File with the secret of the rollout keys: each call must carry its rollout's key.",
+)
+@flag(
+    "--placement",
+    type=click.Choice(["arrival"]),
+    default="arrival",
+    help="Who gets a new rollout: the worker where it first arrives.",
+)
+@flag("--allow-network-fs", is_flag=True, help="Accept a store on a network file system.")
+@flag(
+    "--drain-seconds",
+    default=30.0,
+    type=click.FloatRange(0),
+    help="How long a leaving worker finishes what it has in hand.",
+)
+@flag(
+    "--ready-file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Written when every worker answers.",
+)
+def serve(**options: Any) -> None:
+    """Run the gateway.
+
+    Without --upstream and --app it serves the embedded scripted model.
+    """
+    if options["upstream"] and options["app"]:
+        raise click.UsageError("--upstream and --app exclude each other")
+    if options["upstream"]:
+        _check_url(options["upstream"])
+    try:
+        config = _config(options)
+        config.settings()
+        _check(config)
+    except (AppNotFound, OSError, ValueError) as error:
+        _end(error, ExitCode.USAGE)
+    except (ClaimsError, SinkRefused) as error:
+        _end(error, ExitCode.REFUSED)
+    try:
+        listener = bind_public(options["host"], options["port"])
+    except PortTaken as error:
+        _end(f"{error}; name another with --port", ExitCode.FAILED)
+    supervisor = Supervisor(
+        config,
+        listener,
+        workers=options["workers"],
+        ready_file=options["ready_file"],
+        say=_say,
+    )
+    sys.exit(asyncio.run(supervisor.run()))
+
+
+def _config(options: dict[str, Any]) -> ServeConfig:
+    def absolute(path: Path | None) -> str | None:
+        return None if path is None else str(path.absolute())
+
+    return ServeConfig(
+        state_dir=str(options["state_dir"].absolute()),
+        run_dir=str(options["run_dir"].absolute()),
+        service=options["service"],
+        capture_dir=absolute(options["capture_dir"]),
+        upstream=options["upstream"],
+        app=options["app"],
+        history_delta=options["history_delta"],
+        route_always=options["route_always"],
+        history_rollouts=options["history_rollouts"],
+        history_bytes=options["history_bytes"],
+        history_idle_s=options["history_idle_seconds"],
+        rollout_header=options["rollout_header"],
+        rollout_keys_file=absolute(options["rollout_keys"]),
+        allow_network_fs=options["allow_network_fs"],
+        drain_s=options["drain_seconds"],
+    )
+
+
+def _check_url(url: str) -> None:
+    parts = urlsplit(url)
+    try:
+        port_is_number = parts.port is None or parts.port > 0
+    except ValueError:
+        port_is_number = False
+    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_number:
+        raise click.UsageError(
+            f"--upstream takes the URL of a server, like http://127.0.0.1:8001/v1, not {url!r}"
+        )
+
+
+def _check(config: ServeConfig) -> None:
+    """Find what cannot work before a worker is started; makes the store."""
+    if config.app is not None:
+        sys.path.insert(0, "")  # as ``python -m`` has it in the workers
+        load_app(config.app)
+    private_directory(Path(config.run_dir))
+    store = FileClaimStore.open(
+        Path(config.state_dir), service=config.service, allow_network_fs=config.allow_network_fs
+    )
+    if config.capture_dir is not None:
+        CaptureSink(Path(config.capture_dir), store_id=store.store_id)
+    gate = read_gate(Path(config.state_dir))
+    if not gate.open:
+        _say(f"admission is closed by {gate.by}: {gate.why}; calls get 503 until it is opened")
+
+
+def _say(line: str) -> None:
+    click.echo(f"rollout-router: {line}", err=True)
+
+
+def _end(error: Exception | str, code: ExitCode) -> NoReturn:
+    _say(str(error))
+    sys.exit(code)

@@ -1,0 +1,73 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``serve`` was told: one value, handed from the supervisor to its workers as JSON."""
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from rollout_router.history import Bounds
+from rollout_router.routing import Settings
+
+__all__ = ["ServeConfig"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServeConfig:
+    """The settings of one service; see ``rollout-router serve --help`` for their meaning."""
+
+    state_dir: str
+    run_dir: str
+    service: str
+    capture_dir: str | None
+    upstream: str | None  # at most one of upstream and app; neither: the scripted model
+    app: str | None
+    history_delta: bool
+    route_always: bool
+    history_rollouts: int
+    history_bytes: int
+    history_idle_s: float
+    rollout_header: str
+    rollout_keys_file: str | None
+    allow_network_fs: bool
+    drain_s: float
+
+    def to_json(self) -> str:
+        """One line, without secrets: the file of rollout keys goes by its name."""
+        return json.dumps(asdict(self))
+
+    @classmethod
+    def from_json(cls, text: str) -> "ServeConfig":
+        """The inverse of :meth:`to_json`."""
+        return cls(**json.loads(text))
+
+    def settings(self) -> Settings:
+        """The router's part of it.
+
+        Raises:
+            ValueError: a value makes no sense. OSError: the file of rollout keys cannot be read.
+        """
+        keys = None
+        if self.rollout_keys_file is not None:
+            keys = Path(self.rollout_keys_file).read_bytes().strip()
+            if len(keys) < 16:  # noqa: PLR2004 - 128 bits: below that a key can be guessed
+                raise ValueError(
+                    f"{self.rollout_keys_file} holds {len(keys)} bytes of secret; at least 16 are"
+                    " needed, for example from: openssl rand -hex 32"
+                )
+        return Settings(
+            state_dir=Path(self.state_dir),
+            run_dir=Path(self.run_dir),
+            service=self.service,
+            history_delta=self.history_delta,
+            route_always=self.route_always,
+            history=Bounds(
+                rollouts_max=self.history_rollouts,
+                bytes_max=self.history_bytes,
+                idle_s_max=self.history_idle_s,
+            ),
+            rollout_header=self.rollout_header,
+            refuse_invalid_ids=True,
+            rollout_keys=keys,
+            allow_network_fs=self.allow_network_fs,
+            drain_s_max=self.drain_s,
+        )

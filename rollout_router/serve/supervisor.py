@@ -1,0 +1,187 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The supervisor: starts the workers, replaces the ones that exited, never ends a slow one (C3).
+
+It holds the public listening socket, so a connection that arrives while a worker is replaced waits
+in the backlog instead of being refused. It holds no claims and forwards nothing.
+"""
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import sys
+from asyncio.subprocess import Process
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Final
+
+from rollout_router.serve.config import ServeConfig
+
+__all__ = ["PortTaken", "Supervisor", "bind_public", "url_of"]
+
+BACKLOG: Final = 2048
+EARLY_EXITS_MAX: Final = 3
+"""So many workers in a row that exit before they answer end the service: it cannot start."""
+
+BACKOFF_S: Final = (0.0, 0.2, 1.0, 5.0)
+"""Pause before a slot's next worker, by the number of its early exits in a row."""
+
+
+class PortTaken(OSError):  # noqa: N818 - named by what happened
+    """The public port cannot be listened on; the message says which and why."""
+
+
+def bind_public(host: str, port: int) -> socket.socket:
+    """Listen on the public port that all workers share; port 0 picks a free one.
+
+    Raises:
+        PortTaken: taken, not permitted, or no such address.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        listener = socket.socket(family, kind, protocol)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        # Accepted sockets inherit it; without it small answers wait 44 ms for a delayed ACK where
+        # the event loop does not set it (asyncio on a socket that was bound before).
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        listener.bind(address)
+        listener.listen(BACKLOG)
+    except OSError as error:
+        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
+    return listener
+
+
+def url_of(listener: socket.socket) -> str:
+    """The base URL of a listening socket."""
+    host, port = listener.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class Supervisor:
+    """Runs ``workers`` worker processes behind one listening socket.
+
+    Args:
+        config: what every worker is told.
+        listener: from :func:`bind_public`; closed by :meth:`run`.
+        workers: how many, at least 1.
+        ready_file: written by rename whenever every worker answers; removed at start and end.
+        say: takes one line for people.
+    """
+
+    def __init__(
+        self,
+        config: ServeConfig,
+        listener: socket.socket,
+        *,
+        workers: int,
+        ready_file: Path | None,
+        say: Callable[[str], None],
+    ) -> None:
+        self._config = config
+        self._listener = listener
+        self._workers = workers
+        self._ready_file = ready_file
+        self._say = say
+        self._processes: dict[int, Process] = {}
+        self._ready: dict[int, dict[str, Any]] = {}
+        self._stopping = asyncio.Event()
+        self._announced = False
+        self._failed = False
+
+    async def run(self) -> int:
+        """Serve until SIGTERM or SIGINT; returns the exit code: 0, or 1 where nothing started."""
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, self._stop)
+        self._remove_ready_file()
+        try:
+            async with asyncio.TaskGroup() as slots:
+                for slot in range(self._workers):
+                    slots.create_task(self._keep_slot(slot))
+        finally:
+            self._listener.close()
+            self._remove_ready_file()
+        return 1 if self._failed else 0
+
+    def _stop(self) -> None:
+        """Ask every worker to drain; asked a second time, end them."""
+        again = self._stopping.is_set()
+        self._stopping.set()
+        for process in self._processes.values():
+            if process.returncode is None:
+                process.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+
+    async def _keep_slot(self, slot: int) -> None:
+        early_exits = 0
+        while not self._stopping.is_set():
+            was_ready = await self._run_worker(slot)
+            early_exits = 0 if was_ready else early_exits + 1
+            if self._stopping.is_set():
+                return
+            if early_exits >= EARLY_EXITS_MAX and not self._announced:
+                self._say(f"{early_exits} workers in a row exited before they answered: giving up")
+                self._failed = True
+                self._stop()
+                return
+            try:
+                pause_s = BACKOFF_S[min(early_exits, len(BACKOFF_S) - 1)]
+                await asyncio.wait_for(self._stopping.wait(), pause_s)
+            except TimeoutError:
+                continue
+
+    async def _run_worker(self, slot: int) -> bool:
+        """Run one worker process to its end; True where it ever answered."""
+        ours, theirs = socket.socketpair()
+        with theirs:
+            process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-m",
+                "rollout_router.serve.worker",
+                str(self._listener.fileno()),
+                str(theirs.fileno()),
+                pass_fds=(self._listener.fileno(), theirs.fileno()),
+                start_new_session=True,  # a terminal's Ctrl-C reaches the supervisor alone
+            )
+        self._processes[slot] = process
+        if self._stopping.is_set():
+            process.send_signal(signal.SIGTERM)
+        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        try:
+            writer.write(self._config.to_json().encode() + b"\n")
+            line = await reader.readline()
+            if line:
+                self._ready[slot] = json.loads(line)
+                self._announce()
+            code = await process.wait()
+        finally:
+            writer.close()
+            del self._processes[slot]
+            self._ready.pop(slot, None)
+        if not self._stopping.is_set():
+            self._say(f"worker process {process.pid} {_ending(code)}; starting another")
+        return bool(line)
+
+    def _announce(self) -> None:
+        if len(self._ready) < self._workers or self._stopping.is_set():
+            return
+        url = url_of(self._listener)
+        workers = [self._ready[slot] for slot in sorted(self._ready)]
+        if self._ready_file is not None:
+            document = {"url": url, "pid": os.getpid(), "workers": workers}
+            temporary = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}.tmp")
+            temporary.write_text(json.dumps(document))
+            temporary.replace(self._ready_file)
+        if not self._announced:
+            self._say(f"ready: {url} with {len(workers)} workers")
+        self._announced = True
+
+    def _remove_ready_file(self) -> None:
+        if self._ready_file is not None:
+            self._ready_file.unlink(missing_ok=True)
+
+
+def _ending(code: int) -> str:
+    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

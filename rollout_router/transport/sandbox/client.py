@@ -1,0 +1,394 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the sending side does with a request and with its answer. Pure: no I/O, time comes in.
+
+S1: a resync leads to one full resend and is never handed on. S4: frames are sent only to an origin
+that said ``kept=``, and they stop when it shows that it does not understand them. S5: where making
+a frame fails, the full body goes. A base is used only after ``kept=`` named it.
+
+The caller sends what :meth:`Client.prepare` returns, gives the head of the answer to
+:meth:`Client.settle`, and obeys: hand it on, send another request in its place, or abort. Both are
+synchronous and take a lock only for the state, so that threads and event loops can call them.
+"""
+
+import enum
+import json
+import threading
+from collections import OrderedDict
+from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+
+from rollout_router.transport.sandbox.bases import Base, RecentBases, closest
+from rollout_router.transport.sandbox.frame import encode_frame
+from rollout_router.transport.sandbox.wire import (
+    CONTENT_TYPE,
+    EMPTY_SHA256,
+    HISTORY_HEADER,
+    KEEP,
+    KEPT,
+    NONE,
+    RESYNC,
+    Headers,
+    header_values,
+    history_mark,
+    is_delta_type,
+    replaced,
+    sha256_hex,
+    without,
+)
+
+__all__ = [
+    "BASES_BYTES_MAX",
+    "TRANSITIONS",
+    "Abort",
+    "Client",
+    "Decision",
+    "Deliver",
+    "Effect",
+    "Link",
+    "Outgoing",
+    "ResendFull",
+    "Sent",
+    "Signal",
+    "Tally",
+    "is_eligible",
+    "wants_body",
+]
+
+BASES_BYTES_MAX = 64 * 1024 * 1024  # a sandbox has one rollout: four bodies of several megabytes
+OFF_S_FIRST = 30.0
+OFF_S_MAX = 600.0
+RESYNCS_MAX = 3
+_ORIGINS_MAX = 256
+_TALLIES_MAX = 4_096
+
+
+class Link(enum.Enum):
+    """What is known of an origin."""
+
+    UNKNOWN = "unknown"  # send in full, and ask to keep
+    ON = "on"  # it said kept=: frames are understood
+    OFF = "off"  # send as if this module were not there, until the time is over
+
+
+class Sent(enum.Enum):
+    """How a request went out."""
+
+    FULL = "full"  # the whole body, with keep
+    FRAME = "frame"
+    RESENT = "resent"  # the whole body with keep, in place of a frame
+    PLAIN = "plain"  # the whole body, and no word about history
+
+
+class Signal(enum.Enum):
+    """What an answer says about history."""
+
+    KEPT = "kept="  # with the digest of what was sent; another digest is no mark
+    RESYNC = "resync"  # with status 409; with another status it is no mark
+    NONE = "none"
+    MALFORMED = "400 delta_malformed"
+    OK = "unmarked 2xx"
+    REFUSED = "unmarked 400, 404, 415, 422"
+    OTHER = "unmarked, another status"
+
+
+class Decision(enum.Enum):
+    """What becomes of an answer."""
+
+    DELIVER = "deliver"
+    RESEND = "resend in full"
+    ABORT = "abort"
+
+
+class Effect(enum.Enum):
+    """What becomes of the state."""
+
+    NOTHING = "nothing"
+    LEARN = "on, base usable"
+    PROVE = "on, base usable, counters start again"
+    FORGET = "bases of the rollout dropped; off at the third in a row"
+    OFF = "off"
+
+
+TRANSITIONS: Dict[Tuple[Sent, Signal], Tuple[Decision, Effect]] = {
+    (Sent.FULL, Signal.KEPT): (Decision.DELIVER, Effect.LEARN),
+    (Sent.FULL, Signal.RESYNC): (Decision.RESEND, Effect.OFF),
+    (Sent.FULL, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.FULL, Signal.OK): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.FULL, Signal.REFUSED): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.FULL, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.FRAME, Signal.KEPT): (Decision.DELIVER, Effect.PROVE),
+    (Sent.FRAME, Signal.RESYNC): (Decision.RESEND, Effect.FORGET),
+    (Sent.FRAME, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.FRAME, Signal.MALFORMED): (Decision.RESEND, Effect.OFF),
+    (Sent.FRAME, Signal.OK): (Decision.ABORT, Effect.OFF),
+    (Sent.FRAME, Signal.REFUSED): (Decision.RESEND, Effect.OFF),
+    (Sent.FRAME, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.RESENT, Signal.KEPT): (Decision.DELIVER, Effect.LEARN),
+    (Sent.RESENT, Signal.RESYNC): (Decision.ABORT, Effect.OFF),
+    (Sent.RESENT, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.RESENT, Signal.OK): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.RESENT, Signal.REFUSED): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.RESENT, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.PLAIN, Signal.KEPT): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.PLAIN, Signal.RESYNC): (Decision.ABORT, Effect.OFF),
+    (Sent.PLAIN, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.PLAIN, Signal.OK): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.PLAIN, Signal.REFUSED): (Decision.DELIVER, Effect.NOTHING),
+    (Sent.PLAIN, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
+}
+"""Every pair but MALFORMED without a frame, which cannot be signalled. docs/wire.md shows it."""
+
+
+class Outgoing(NamedTuple):
+    """One request to send: the headers are whole, Content-Length included."""
+
+    sent: Sent
+    headers: Headers
+    payload: bytes
+    origin: str
+    rollout: str
+    target: Base  # the body that the harness wrote
+    original: Headers  # the headers that it came with
+
+
+class Deliver(NamedTuple):
+    """Hand the answer on, with these headers: the mark is gone."""
+
+    headers: Headers
+
+
+class ResendFull(NamedTuple):
+    """Drop the answer, nothing of it was for the harness, and send this in its place."""
+
+    outgoing: Outgoing
+
+
+class Abort(NamedTuple):
+    """Drop the answer and abort the harness's connection."""
+
+    reason: str
+
+
+class Tally(NamedTuple):
+    """What one rollout has sent; bytes are of request bodies."""
+
+    calls: int
+    bytes_sent: int  # what went over the wire, resends included
+    bytes_full: int  # what the harness wrote
+    resyncs: int
+
+
+class _Origin:
+    def __init__(self) -> None:
+        self.link = Link.UNKNOWN
+        self.off_until_s = 0.0
+        self.off_s = OFF_S_FIRST  # how long the next one lasts
+        self.resyncs = 0  # in a row: only a frame that was understood ends the row
+
+
+def is_eligible(method: str, headers: Headers) -> bool:
+    """Whether a request that names a rollout may be kept or sent as a frame.
+
+    Not one that is encoded, that has no single type, or that speaks about history itself: then
+    another client of this kind sits before this one, and the marks are for it.
+    """
+    types = header_values(headers, "Content-Type")
+    return (
+        method == "POST"
+        and not header_values(headers, "Content-Encoding")
+        and not header_values(headers, HISTORY_HEADER)
+        and len(types) <= 1
+        and not any(map(is_delta_type, types))
+    )
+
+
+def wants_body(outgoing: Outgoing, status: int, headers: Headers) -> bool:
+    """Whether :meth:`Client.settle` must see the answer's body, some hundred bytes, to decide."""
+    return (
+        outgoing.sent is Sent.FRAME
+        and status == 400  # noqa: PLR2004 - the status of delta_malformed
+        and history_mark(headers) == NONE
+    )
+
+
+class Client:
+    """The state of one sending process, for all its origins and rollouts. Safe for threads.
+
+    Args:
+        clock: monotonic seconds.
+        bases_bytes_max: of all remembered bodies together.
+        deflate: whether inserted bytes are compressed where that is shorter.
+        on_failure: told when a frame could not be made; the full body went instead (S5).
+    """
+
+    def __init__(
+        self,
+        *,
+        clock: Callable[[], float],
+        bases_bytes_max: int = BASES_BYTES_MAX,
+        deflate: bool = True,
+        on_failure: Optional[Callable[[Exception], None]] = None,
+    ) -> None:
+        self._clock = clock
+        self._deflate = deflate
+        self._on_failure = on_failure
+        self._lock = threading.Lock()
+        self._origins: OrderedDict[str, _Origin] = OrderedDict()
+        self._bases = RecentBases(bytes_max=bases_bytes_max)
+        self._tallies: OrderedDict[str, Tally] = OrderedDict()
+
+    def link(self, origin: str) -> Link:
+        """What is known of *origin* now."""
+        with self._lock:
+            return self._origin(origin).link
+
+    def prepare(self, origin: str, rollout: str, headers: Headers, body: bytes) -> Outgoing:
+        """Decide how an eligible request goes out.
+
+        Args:
+            origin: scheme, host and port of the other side.
+            rollout: the id that the request names.
+            headers: end-to-end headers as the harness sent them.
+            body: the whole body that the harness wrote.
+        """
+        with self._lock:
+            link = self._origin(origin).link
+            bases = self._bases.of(origin, rollout)
+        target = Base(sha256_hex(body), body)
+        frame = self._frame(bases, headers, target) if link is Link.ON else None
+        if frame is not None:
+            sent, payload = Sent.FRAME, frame
+        else:
+            sent, payload = (Sent.PLAIN if link is Link.OFF else Sent.FULL), body
+        self.tally(rollout, bytes_sent=len(payload), bytes_full=len(body))
+        return _outgoing(
+            Outgoing(sent, headers, payload, origin, rollout, target, original=headers)
+        )
+
+    def settle(
+        self, outgoing: Outgoing, status: int, headers: Headers, body: bytes = b""
+    ) -> Union[Deliver, ResendFull, Abort]:
+        """Decide what becomes of an answer, from its head alone where :func:`wants_body` says so.
+
+        Args:
+            outgoing: the request that was answered.
+            status: of the answer, a final one.
+            headers: of the answer.
+            body: of the answer, where it is wanted; its beginning is enough.
+        """
+        signal = _signal(outgoing, status, headers, body)
+        decision, effect = TRANSITIONS[outgoing.sent, signal]
+        with self._lock:
+            link = self._change(outgoing, effect)
+        if decision is Decision.DELIVER:
+            return Deliver(without(headers, HISTORY_HEADER))
+        if decision is Decision.ABORT:
+            return Abort(f"{outgoing.sent.value} request answered {status}, {signal.value}")
+        sent = Sent.PLAIN if link is Link.OFF else Sent.RESENT
+        self._tally_resend(outgoing, resync=signal is Signal.RESYNC)
+        return ResendFull(_outgoing(outgoing._replace(sent=sent, payload=outgoing.target.body)))
+
+    def tally(self, rollout: str, *, bytes_sent: int, bytes_full: int) -> None:
+        """Count one call. :meth:`prepare` does it for its own; what passes through is told here."""
+        with self._lock:
+            old = self._tallies.pop(rollout, Tally(0, 0, 0, 0))
+            self._tallies[rollout] = Tally(
+                old.calls + 1, old.bytes_sent + bytes_sent, old.bytes_full + bytes_full, old.resyncs
+            )
+            if len(self._tallies) > _TALLIES_MAX:
+                self._tallies.popitem(last=False)
+
+    def statistics(self) -> Dict[str, Tally]:
+        """What each rollout has sent so far; of the 4,096 rollouts that called last."""
+        with self._lock:
+            return dict(self._tallies)
+
+    def _origin(self, name: str) -> _Origin:
+        origin = self._origins.pop(name, None) or _Origin()
+        self._origins[name] = origin
+        if len(self._origins) > _ORIGINS_MAX:
+            oldest, _ = self._origins.popitem(last=False)
+            self._bases.forget_origin(oldest)
+        if origin.link is Link.OFF and self._clock() >= origin.off_until_s:
+            origin.link = Link.UNKNOWN
+        return origin
+
+    def _change(self, outgoing: Outgoing, effect: Effect) -> Link:
+        origin = self._origin(outgoing.origin)
+        if origin.link is Link.OFF:
+            return origin.link  # what was under way when it went off changes nothing
+        if effect in {Effect.LEARN, Effect.PROVE}:
+            origin.link = Link.ON
+            self._bases.add(outgoing.origin, outgoing.rollout, outgoing.target)
+        if effect is Effect.PROVE:
+            origin.resyncs = 0
+            origin.off_s = OFF_S_FIRST
+        if effect is Effect.FORGET:
+            # An owner that lost one base has mostly lost all: the others would be refused too.
+            self._bases.forget(outgoing.origin, outgoing.rollout)
+            origin.resyncs += 1
+        if effect is Effect.OFF or origin.resyncs >= RESYNCS_MAX:
+            origin.link = Link.OFF
+            origin.off_until_s = self._clock() + origin.off_s
+            origin.off_s = min(2 * origin.off_s, OFF_S_MAX)
+            origin.resyncs = 0
+            self._bases.forget_origin(outgoing.origin)
+        return origin.link
+
+    def _frame(self, bases: List[Base], headers: Headers, target: Base) -> Optional[bytes]:
+        types = header_values(headers, "Content-Type")
+        try:
+            base = closest(bases, target.body) or Base(EMPTY_SHA256, b"")
+            return encode_frame(
+                base.sha,
+                target.body,
+                base.body,
+                content_type=types[0] if types else None,
+                deflate=self._deflate,
+                target_sha=target.sha,
+            )
+        except Exception as error:  # noqa: BLE001 - S5: whatever fails here, the full body goes
+            if self._on_failure is not None:
+                self._on_failure(error)
+            return None
+
+    def _tally_resend(self, outgoing: Outgoing, *, resync: bool) -> None:
+        with self._lock:
+            old = self._tallies.get(outgoing.rollout)
+            if old is not None:
+                self._tallies[outgoing.rollout] = old._replace(
+                    bytes_sent=old.bytes_sent + len(outgoing.target.body),
+                    resyncs=old.resyncs + resync,
+                )
+
+
+def _outgoing(outgoing: Outgoing) -> Outgoing:
+    """Complete the headers for what is sent."""
+    headers = replaced(outgoing.original, "Content-Length", str(len(outgoing.payload)))
+    if outgoing.sent is Sent.FRAME:
+        headers = replaced(headers, "Content-Type", CONTENT_TYPE)
+    elif outgoing.sent is not Sent.PLAIN:
+        headers.append((HISTORY_HEADER, KEEP))
+    return outgoing._replace(headers=headers)
+
+
+def _signal(outgoing: Outgoing, status: int, headers: Headers, body: bytes) -> Signal:
+    mark = history_mark(headers)
+    if mark == KEPT + outgoing.target.sha:
+        return Signal.KEPT
+    if mark == RESYNC and status == 409:  # noqa: PLR2004 - the status of gym_history_resync
+        return Signal.RESYNC
+    if mark == NONE:
+        malformed = wants_body(outgoing, status, headers) and _code(body) == "delta_malformed"
+        return Signal.MALFORMED if malformed else Signal.NONE
+    if 200 <= status < 300:  # noqa: PLR2004 - success
+        return Signal.OK
+    return Signal.REFUSED if status in {400, 404, 415, 422} else Signal.OTHER
+
+
+def _code(body: bytes) -> Optional[str]:
+    """The error code of an answer in the OpenAI form; None of anything else."""
+    try:
+        code = json.loads(body.decode("utf-8"))["error"]["code"]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return code if isinstance(code, str) else None

@@ -1,0 +1,67 @@
+# SPDX-License-Identifier: Apache-2.0
+"""End when the process that we serve has ended, without asking again and again (Linux)."""
+
+import os
+import select
+import signal
+import threading
+
+__all__ = ["terminate_with", "terminate_with_stdin"]
+
+_SYS_PIDFD_OPEN = 434  # the same on all architectures; os.pidfd_open came with Python 3.9
+_PR_SET_PDEATHSIG = 1
+
+
+def terminate_with(pid: int) -> None:
+    """Send SIGTERM to this process when process *pid* has ended.
+
+    Raises:
+        ProcessLookupError: it has ended already.
+        OSError: this kernel cannot tell; nothing is watched.
+    """
+    try:
+        descriptor = _pidfd(pid)
+    except ProcessLookupError:
+        raise
+    except OSError:
+        if pid != os.getppid():
+            raise
+        import ctypes  # noqa: PLC0415 - some small Python builds lack it
+
+        # Second best: it also fires when the thread that started us ends.
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        if pid != os.getppid():
+            raise ProcessLookupError(f"process {pid} has ended") from None
+        return
+    threading.Thread(target=_wait, args=(descriptor,), name="parent", daemon=True).start()
+
+
+def terminate_with_stdin() -> None:
+    """Send SIGTERM to this process when its standard input ends."""
+    threading.Thread(target=_drain, name="stdin", daemon=True).start()
+
+
+def _pidfd(pid: int) -> int:
+    if hasattr(os, "pidfd_open"):
+        return os.pidfd_open(pid)
+    import ctypes  # noqa: PLC0415 - as above
+
+    libc = ctypes.CDLL(None, use_errno=True)
+    descriptor: int = libc.syscall(_SYS_PIDFD_OPEN, pid, 0)
+    if descriptor < 0:
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
+    return descriptor
+
+
+def _wait(descriptor: int) -> None:
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    poll.poll()
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def _drain() -> None:
+    while os.read(0, 4096):
+        pass
+    os.kill(os.getpid(), signal.SIGTERM)

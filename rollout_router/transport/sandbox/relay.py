@@ -1,0 +1,352 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One connection of a harness: read a request, have it answered by the gateway, hand the answer on.
+
+S1, S4, S5: what goes out, and what becomes of the answer, is the client's decision (client.py).
+S3: nothing is sent again here on its own account. R4: an answer that was cut aborts the harness's
+connection. When the harness goes away, the connection to the gateway is closed at once.
+"""
+
+import contextlib
+import itertools
+import json
+import socket
+import struct
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
+
+from rollout_router.transport.sandbox.client import (
+    Abort,
+    Client,
+    Deliver,
+    is_eligible,
+    wants_body,
+)
+from rollout_router.transport.sandbox.exchange import Exchange, GatewayUnreachable
+from rollout_router.transport.sandbox.http1 import (
+    BadMessage,
+    Body,
+    Framing,
+    Request,
+    Response,
+    end_to_end,
+    parse_request,
+    request_framing,
+    written_head,
+)
+from rollout_router.transport.sandbox.pool import HarnessGone, Pool
+from rollout_router.transport.sandbox.streams import Cut, Reader, pieces
+from rollout_router.transport.sandbox.wire import (
+    HISTORY_HEADER,
+    Headers,
+    header_values,
+    is_rollout_id,
+    path_rollout,
+    replaced,
+    without,
+)
+
+__all__ = ["BODY_BYTES_MAX", "Options", "Relay"]
+
+BODY_BYTES_MAX = 64 * 1024 * 1024  # above it a body is streamed, and never kept or sent as a frame
+_SMALL_BYTES = 65_536  # an answer that is not handed on is read to its end up to here
+_LINGER_S = 1.0
+_LINGER_BYTES_MAX = BODY_BYTES_MAX
+_REASONS = {
+    400: "Bad Request",
+    426: "Upgrade Required",
+    431: "Request Header Fields Too Large",
+    502: "Bad Gateway",
+    503: "Service Unavailable",
+}
+
+
+class Options(NamedTuple):
+    """How requests are read."""
+
+    rollout_header: str
+    rollout: Optional[str] = None  # named in the header where a request names none itself
+    deltas: bool = True
+    body_bytes_max: int = BODY_BYTES_MAX
+
+
+class Relay:
+    """Serves one connection, request after request, on the thread that calls :meth:`run`.
+
+    Args:
+        sock: the accepted connection; closed when :meth:`run` returns.
+        pool: connections to the gateway.
+        client: the state of the sending side, shared by all connections.
+        options: how requests are read.
+        report: told, in a sentence, what an operator should know.
+    """
+
+    def __init__(
+        self,
+        sock: socket.socket,
+        pool: Pool,
+        client: Client,
+        *,
+        options: Options,
+        report: Callable[[str], None],
+    ) -> None:
+        self._sock = sock
+        self._pool = pool
+        self._client = client
+        self._options = options
+        self._report = report
+        self._reader = Reader(sock.recv, peer="the harness")
+
+    def run(self, *, overloaded: bool = False) -> None:
+        """Serve until the harness or an abort ends the connection."""
+        try:
+            if overloaded:
+                self._refuse(503, "overloaded", "Too many connections: close some.")
+                return
+            while self._serve_one():
+                pass
+        except Cut as error:
+            self._report(str(error))
+        except (HarnessGone, OSError):
+            pass  # the harness closed its connection, or what it was waiting for is gone with it
+        finally:
+            self._sock.close()
+
+    def _serve_one(self) -> bool:
+        """One request; whether another may follow."""
+        try:
+            head = self._reader.head()
+            if head is None:
+                return False
+            request = parse_request(head)
+            framing = request_framing(request)
+            return self._answer(request, framing)
+        except BadMessage as error:
+            return self._refuse(error.status, "bad_request", f"This is not HTTP/1.1: {error}.")
+
+    def _answer(self, request: Request, framing: Framing) -> bool:
+        upgrades = header_values(request.headers, "Upgrade")
+        if any("websocket" in upgrade.lower() for upgrade in upgrades):
+            message = "No websockets here: send plain HTTP requests."
+            return self._refuse(426, "upgrade_unsupported", message)
+        expects = header_values(request.headers, "Expect")
+        if expects and framing.body is not Body.EMPTY and request.minor == 1:
+            self._sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
+        rollout, headers = self._outbound(request, framing)
+        body = pieces(self._reader, framing)
+        start: List[bytes] = []
+        if (
+            rollout is not None
+            and self._options.deltas
+            and framing.body is not Body.EMPTY
+            and framing.length <= self._options.body_bytes_max
+            and is_eligible(request.method, request.headers)
+        ):
+            start, whole = _collected(body, self._options.body_bytes_max)
+            if whole:
+                return self._call(request, headers, rollout, b"".join(start))
+        rest = itertools.chain(start, body)
+        return self._pass(request, framing, headers, rollout=rollout, body=rest)
+
+    def _outbound(self, request: Request, framing: Framing) -> Tuple[Optional[str], Headers]:
+        """The rollout that the request names, and the headers that go to the gateway."""
+        gateway = self._pool.gateway
+        headers = without(end_to_end(request.headers), "Expect")
+        headers = replaced(headers, "Host", gateway.authority)
+        if framing.body is Body.LENGTH:  # also where Connection named it: the length must travel on
+            headers = replaced(headers, "Content-Length", str(framing.length))
+        rollout = path_rollout(request.target) or path_rollout(gateway.prefix + request.target)
+        if rollout is not None:
+            return rollout, headers
+        named = header_values(headers, self._options.rollout_header)
+        if not named and self._options.rollout is not None:
+            named = [self._options.rollout]
+            headers.append((self._options.rollout_header, named[0]))
+        return (named[0] if len(named) == 1 and is_rollout_id(named[0]) else None), headers
+
+    def _call(self, request: Request, headers: Headers, rollout: str, body: bytes) -> bool:
+        """A complete body with an identity: kept, or sent as a frame."""
+        outgoing = self._client.prepare(self._pool.gateway.origin, rollout, headers, body)
+        while True:
+            exchange = Exchange(self._pool, request.method, self._sock)
+            try:
+                head = self._written(request, outgoing.headers)
+                exchange.begin([head, outgoing.payload])
+                answer = exchange.read_head()
+                looked: Optional[bytes] = None
+                if wants_body(outgoing, answer.status, answer.headers):
+                    looked = _small_body(exchange)
+                step = self._client.settle(outgoing, answer.status, answer.headers, looked or b"")
+                if isinstance(step, Deliver):
+                    answer = answer._replace(headers=step.headers)
+                    return self._deliver(request, answer, exchange, looked=looked)
+                if isinstance(step, Abort):
+                    raise Cut(f"rollout {rollout}: {step.reason}; the connection is aborted")
+                outgoing = step.outgoing
+                if looked is None:
+                    with contextlib.suppress(Cut):  # read only so that the connection lives on
+                        _small_body(exchange)
+            except GatewayUnreachable as error:
+                return self._unreachable(request, error, last=not request.keeps_alive)
+            finally:
+                exchange.close()
+
+    def _pass(
+        self,
+        request: Request,
+        framing: Framing,
+        headers: Headers,
+        *,
+        rollout: Optional[str],
+        body: Iterator[bytes],
+    ) -> bool:
+        """Everything else: as it came, piece by piece."""
+        if framing.body is Body.CHUNKED:
+            headers = [*headers, ("Transfer-Encoding", "chunked")]
+        buffers = [self._written(request, headers)]
+        if framing.body is Body.LENGTH and framing.length <= _SMALL_BYTES:
+            buffers += body
+        size = sum(map(len, buffers[1:]))
+        exchange = Exchange(self._pool, request.method, self._sock)
+        try:
+            exchange.begin(buffers)
+            for piece in body:
+                if exchange.answered_early:
+                    break
+                size += len(piece)
+                exchange.write(_framed(piece, chunked=framing.body is Body.CHUNKED))
+            if framing.body is Body.CHUNKED:
+                exchange.write([b"0\r\n\r\n"])
+            if rollout is not None and request.method == "POST":
+                self._client.tally(rollout, bytes_sent=size, bytes_full=size)
+            answer = exchange.read_head()
+            if not header_values(request.headers, HISTORY_HEADER):  # else the mark was asked for
+                answer = answer._replace(headers=without(answer.headers, HISTORY_HEADER))
+            if not exchange.answered_early:
+                return self._deliver(request, answer, exchange)
+            self._deliver(request, answer, exchange, last=True)
+            exchange.close()
+            self._linger()
+            return False
+        except GatewayUnreachable as error:
+            unread = framing.body is not Body.EMPTY and len(buffers) == 1
+            last = not request.keeps_alive or unread
+            return self._unreachable(request, error, last=last)
+        finally:
+            exchange.close()
+
+    def _deliver(
+        self,
+        request: Request,
+        answer: Response,
+        exchange: Exchange,
+        *,
+        looked: Optional[bytes] = None,
+        last: bool = False,
+    ) -> bool:
+        """Hand an answer on as it arrives; whether another request may follow.
+
+        *looked* is its body where that was read already.
+        """
+        kind = exchange.framing.body
+        unsized = kind in {Body.CHUNKED, Body.CLOSE}
+        chunked = unsized and request.minor == 1
+        headers = end_to_end(answer.headers)
+        if kind is Body.LENGTH:
+            headers = replaced(headers, "Content-Length", str(exchange.framing.length))
+        elif chunked:
+            headers.append(("Transfer-Encoding", "chunked"))
+        goes_on = request.keeps_alive and not last and (chunked or not unsized)
+        if not goes_on:
+            headers.append(("Connection", "close"))
+        head = written_head(f"HTTP/1.1 {answer.status} {answer.reason}", headers)
+        body = exchange.body() if looked is None else iter([looked] if looked else [])
+        try:
+            if kind is Body.LENGTH and (exchange.buffered or looked):
+                head += next(body, b"")  # one packet instead of two
+            self._sock.sendall(head)
+            for piece in body:
+                self._sock.sendall(b"".join(_framed(piece, chunked=chunked)))
+            if chunked:
+                self._sock.sendall(b"0\r\n\r\n")
+        except BaseException:
+            # Closing says it where the last chunk, or a part of the length, is missing.
+            if unsized and not chunked:
+                self._reset_when_closed()
+            raise
+        return goes_on
+
+    def _written(self, request: Request, headers: Headers) -> bytes:
+        target = self._pool.gateway.prefix + request.target
+        return written_head(f"{request.method} {target} HTTP/1.1", headers)
+
+    def _unreachable(self, request: Request, error: GatewayUnreachable, *, last: bool) -> bool:
+        gateway = self._pool.gateway
+        message = f"The gateway at {gateway.origin} cannot be reached: {error}. Nothing was sent."
+        self._report(message)
+        if last:
+            return self._refuse(502, "gateway_unreachable", message, method=request.method)
+        self._say(502, "gateway_unreachable", message, method=request.method, last=False)
+        return True
+
+    def _say(self, status: int, code: str, message: str, *, method: str, last: bool) -> None:
+        kind = "invalid_request_error" if status < 500 else "server_error"  # noqa: PLR2004 - 5xx
+        error = {
+            "message": message,
+            "type": kind,
+            "code": code,
+            "param": None,
+            "rollout_id": None,
+            "claim_epoch": None,
+        }
+        body = json.dumps({"error": error}).encode()
+        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
+        if status == 426:  # noqa: PLR2004 - must name what would be accepted
+            headers += [("Upgrade", "HTTP/1.1"), ("Connection", "upgrade, close")]
+        elif last:
+            headers.append(("Connection", "close"))
+        head = written_head(f"HTTP/1.1 {status} {_REASONS[status]}", headers)
+        self._sock.sendall(head if method == "HEAD" else head + body)
+
+    def _refuse(self, status: int, code: str, message: str, *, method: str = "") -> bool:
+        """Answer for ourselves and end the connection; always False, for the caller to return."""
+        self._say(status, code, message, method=method, last=True)
+        self._linger()
+        return False
+
+    def _linger(self) -> None:
+        """Read what the harness still sends, within bounds: closing on it would lose our answer."""
+        self._sock.shutdown(socket.SHUT_WR)
+        self._sock.settimeout(_LINGER_S)
+        left = _LINGER_BYTES_MAX
+        while left > 0:
+            data = self._sock.recv(_SMALL_BYTES)
+            if not data:
+                return
+            left -= len(data)
+
+    def _reset_when_closed(self) -> None:
+        """Make the end of the connection, which is the end of the answer, no clean one (R4)."""
+        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+
+
+def _framed(piece: bytes, *, chunked: bool) -> List[bytes]:
+    return [b"%x\r\n" % len(piece), piece, b"\r\n"] if chunked else [piece]
+
+
+def _collected(body: Iterator[bytes], bytes_max: int) -> Tuple[List[bytes], bool]:
+    """The body's pieces, and whether they are all of it; stops once there is too much."""
+    start: List[bytes] = []
+    size = 0
+    for piece in body:
+        start.append(piece)
+        size += len(piece)
+        if size > bytes_max:
+            return start, False
+    return start, True
+
+
+def _small_body(exchange: Exchange) -> Optional[bytes]:
+    """The whole body where it is known to be small; None, and nothing read, where it is not."""
+    framing = exchange.framing
+    if framing.body is not Body.LENGTH or framing.length > _SMALL_BYTES:
+        return None
+    return b"".join(exchange.body())

@@ -1,0 +1,55 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Running services for the end-to-end tests, ended and checked after each test."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from support.control import Control
+from support.gateway import Gateway, Shim
+
+
+@pytest.fixture
+def control(folder: Path) -> Iterator[Control]:
+    """The remote control of ``support.app``."""
+    control = Control(folder / "control.sock")
+    yield control
+    control.close()
+
+
+@pytest.fixture
+def serve(folder: Path) -> Iterator[Callable[..., Gateway]]:
+    """Start a gateway; every one that still runs is stopped afterwards."""
+    started: list[Gateway] = []
+
+    def start(*arguments: str, **options: Any) -> Gateway:
+        own = folder / f"g{len(started)}"
+        own.mkdir()
+        gateway = Gateway(own, *arguments, **options)
+        started.append(gateway)
+        return gateway
+
+    yield start
+    for gateway in started:
+        gateway.stop()
+
+
+@pytest.fixture
+def shim(folder: Path) -> Iterator[Callable[..., Shim]]:
+    """Start a shim in front of a URL; every one is stopped afterwards."""
+    started: list[Shim] = []
+
+    def start(url: str, *arguments: str) -> Shim:
+        started.append(Shim(folder, url, *arguments))
+        return started[-1]
+
+    yield start
+    for one in started:
+        one.stop()
+
+
+@pytest.fixture
+def gateway(serve: Callable[..., Gateway]) -> Gateway:
+    """Two workers with the scripted model."""
+    return serve()

@@ -1,0 +1,263 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``serve`` as a service: its flags, files, errors, signals and replacements."""
+
+import concurrent.futures
+import json
+import os
+import signal
+import socket
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from support.control import Control
+from support.conversations import FRAME_HEADERS, body_of, conversation, digest, frame
+from support.gateway import COMMAND, Gateway, wait_dead
+
+BODY = body_of(conversation(2))
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_the_service_cleanly(
+    serve: Callable[..., Gateway], number: signal.Signals
+) -> None:
+    gateway = serve()
+    gateway.post("r", BODY)
+    gateway.process.send_signal(number)
+    assert gateway.wait_exit() == 0
+    assert not gateway.ready_file.exists()
+    assert not list((gateway.folder / "run").iterdir())
+    assert not [p for p in gateway.state_dir.glob("claims/*/*") if p.is_file()]
+    assert not list((gateway.state_dir / "owners").iterdir())
+
+
+def test_a_call_in_flight_is_finished_before_the_service_ends(
+    serve: Callable[..., Gateway], control: Control
+) -> None:
+    gateway = serve(control=control.path)
+    control.hold("r")
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        waiting = threads.submit(gateway.post, "r", BODY)
+        call = control.next_call("r")
+        gateway.process.send_signal(signal.SIGTERM)
+        call.answer('{"finished": true}')
+        assert waiting.result().json() == {"finished": True}
+    assert gateway.wait_exit() == 0
+    assert gateway.records("r")[0]["outcome"] == "completed"
+
+
+def test_the_ready_file_names_every_worker(gateway: Gateway) -> None:
+    ready = gateway.ready
+    assert ready["pid"] == gateway.process.pid
+    assert len(ready["workers"]) == 2
+    for worker in ready["workers"]:
+        assert gateway.pid_of(worker["id"]) == worker["pid"]
+        status = Path(worker["socket"]).stat()
+        assert stat.S_ISSOCK(status.st_mode)
+        assert stat.S_IMODE(status.st_mode) == 0o600
+    assert stat.S_IMODE((gateway.folder / "run").stat().st_mode) == 0o700
+
+
+def test_a_killed_worker_is_replaced(gateway: Gateway) -> None:
+    victim = gateway.ready["workers"][0]
+    gateway.kill_worker(victim["id"])
+    gateway.wait_replaced()
+    assert gateway.post("r", BODY).status_code == 200
+    living = [w for w in gateway.json("workers", "list")["workers"] if w["verdict"] == "alive"]
+    assert len(living) == 2
+    assert victim["id"] not in {worker["id"] for worker in living}
+
+
+def test_c3_a_stopped_owner_keeps_its_rollout_and_is_not_killed(gateway: Gateway) -> None:
+    owner = gateway.post("r", BODY).headers["rollout-worker"]
+    pid = gateway.pid_of(owner)
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        claim = gateway.claims()["r"]
+        assert (claim["worker_id"], claim["verdict"]) == (owner, "alive")
+    finally:
+        os.kill(pid, signal.SIGCONT)
+    assert gateway.post("r", BODY).headers["rollout-worker"] == owner
+    assert not [line for line in gateway.log if "starting another" in line]
+
+
+def test_workers_that_lose_their_supervisor_drain(gateway: Gateway) -> None:
+    gateway.post("r", BODY)
+    watches = [os.pidfd_open(worker["pid"]) for worker in gateway.ready["workers"]]
+    gateway.process.kill()
+    for watch in watches:
+        wait_dead(watch)
+    assert gateway.claims() == {}
+
+
+def test_a_taken_port_is_a_clear_error(folder: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        done = _serve(folder, "--port", str(port))
+    assert done.returncode == 1
+    assert str(port) in done.stderr
+    assert "Address already in use" in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_that_others_can_open_is_refused(folder: Path) -> None:
+    (folder / "state").mkdir()
+    (folder / "state").chmod(0o777)
+    done = _serve(folder)
+    assert done.returncode == 4
+    assert str(folder / "state") in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_a_store_of_another_service_is_refused(serve: Callable[..., Gateway]) -> None:
+    first = serve()
+    done = _serve(first.folder, "--service", "agent", "--run-dir", str(first.folder / "run2"))
+    assert done.returncode == 4
+    assert "model" in done.stderr
+
+
+def test_a_directory_that_is_a_file_is_a_clear_error(folder: Path) -> None:
+    (folder / "state").write_text("")
+    done = _serve(folder)
+    assert done.returncode == 2
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--upstream", "ftp://127.0.0.1/v1"),
+        ("--upstream", "nowhere"),
+        ("--app", "no.such.module:app"),
+        ("--app", "json:nothing"),
+        ("--app", "json"),
+        ("--upstream", "http://127.0.0.1:1", "--app", "json:loads"),
+        ("--workers", "0"),
+        ("--rollout-keys", "/does/not/exist"),
+    ],
+    ids=" ".join,
+)
+def test_wrong_usage_is_exit_code_2(folder: Path, arguments: tuple[str, ...]) -> None:
+    done = _serve(folder, *arguments)
+    assert done.returncode == 2
+    assert arguments[0] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+def test_an_upstream_that_is_not_there_is_a_clear_answer(serve: Callable[..., Gateway]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    gateway = serve("--upstream", f"http://127.0.0.1:{port}/v1")
+    answer = gateway.post("r", BODY)
+    assert answer.status_code == 502
+    assert str(port) in answer.json()["error"]["message"]
+    assert gateway.records("r")[0]["outcome"] == "failed"
+
+
+def test_an_upstream_sees_the_request_as_the_harness_wrote_it(
+    serve: Callable[..., Gateway],
+) -> None:
+    model = serve("--no-history-delta")
+    gateway = serve("--upstream", f"{model.url}/v1")
+    gateway.post("r", BODY)
+    target = body_of(conversation(3))
+    answer = gateway.post("r", frame(BODY, target), keep=False, headers=FRAME_HEADERS)
+    assert answer.status_code == 200
+    assert answer.headers["scripted-request-sha256"] == digest(target)
+
+
+def test_every_flag_has_an_environment_twin(folder: Path) -> None:
+    environment = {
+        "ROLLOUT_ROUTER_STATE_DIR": str(folder / "state"),
+        "ROLLOUT_ROUTER_RUN_DIR": str(folder / "run"),
+        "ROLLOUT_ROUTER_UPSTREAM": "gopher://x",
+    }
+    done = subprocess.run(
+        [COMMAND, "serve"],
+        check=False,
+        capture_output=True,
+        text=True,
+        env={**os.environ, **environment},
+    )
+    assert done.returncode == 2
+    assert "gopher" in done.stderr
+
+
+def test_claims_show_gives_the_evidence(gateway: Gateway) -> None:
+    answer = gateway.post("r", BODY)
+    shown = gateway.json("claims", "show", "r")
+    assert shown["claim"]["worker_id"] == answer.headers["rollout-worker"]
+    assert shown["claim"]["verdict"] == "alive"
+    assert shown["evidence"]["owner"]["pid"] == gateway.pid_of(answer.headers["rollout-worker"])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code"),
+    [(("claims", "show", "nobody"), 1), (("claims", "show", "%"), 2)],
+    ids=["no-claim", "no-id"],
+)
+def test_claims_show_without_a_claim(
+    gateway: Gateway, arguments: tuple[str, ...], code: int
+) -> None:
+    done = subprocess.run(
+        [COMMAND, *arguments, "--state-dir", str(gateway.state_dir)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == code
+    assert done.stderr
+
+
+def test_a_listing_without_a_store_is_refused_and_makes_none(folder: Path) -> None:
+    done = subprocess.run(
+        [COMMAND, "claims", "list", "--json", "--state-dir", str(folder / "none")],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 4
+    assert not (folder / "none").exists()
+
+
+def test_c5_an_unreadable_claim_is_named_and_fails_closed_alone(gateway: Gateway) -> None:
+    gateway.post("broken", BODY)
+    owner = gateway.claims()["broken"]["worker_id"]
+    gateway.kill_worker(owner)
+    path = next(gateway.state_dir.glob("claims/*/*broken*"))
+    path.write_bytes(path.read_bytes()[:100])
+    done = subprocess.run(
+        [COMMAND, "claims", "list", "--json", "--state-dir", str(gateway.state_dir)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 3
+    assert [Path(bad["path"]).name for bad in json.loads(done.stdout)["unreadable"]] == [path.name]
+    answer = gateway.post("broken", BODY)
+    assert answer.status_code == 503
+    assert answer.json()["error"]["code"] == "claim_store_unavailable"
+    assert gateway.post("whole", BODY).status_code == 200
+
+
+def test_rollout_keys_are_asked_for(serve: Callable[..., Gateway], folder: Path) -> None:
+    secret = folder / "secret"
+    secret.write_text("0123456789abcdef0123456789abcdef")
+    gateway = serve("--rollout-keys", str(secret))
+    answer = gateway.post("r", BODY, headers={"authorization": "Bearer wrong"})
+    assert answer.status_code == 401
+    assert answer.json()["error"]["code"] == "rollout_token_invalid"
+
+
+def _serve(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
+    """A ``serve`` that is expected to end by itself."""
+    options = ["--port", "0", "--state-dir", str(folder / "state"), "--run-dir"]
+    return subprocess.run(
+        [COMMAND, "serve", *options, str(folder / "run"), *arguments],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The rules of the house, checked against the tree: imports, licences, sizes, laws, tests."""
+
+import ast
+import re
+import sys
+import tomllib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import rollout_router
+from rollout_router.errors import ANSWERS
+
+ROOT = Path(__file__).parents[2]
+PACKAGE = ROOT / "rollout_router"
+MODULES = sorted(PACKAGE.rglob("*.py"))
+SOURCES = [*MODULES, *sorted((ROOT / "tests").rglob("*.py"))]
+LAWS = {
+    *(f"c{n}" for n in range(1, 8)),
+    *(f"r{n}" for n in range(1, 8)),
+    *(f"h{n}" for n in range(1, 6)),
+    *(f"d{n}" for n in range(1, 4)),
+    *(f"s{n}" for n in range(1, 6)),
+    *(f"f{n}" for n in range(1, 3)),
+}
+
+# What each room may import of the package, besides itself. The three rooms do not know one another.
+SHARED = {"errors", "call", "asgi"}
+ROOMS = {
+    "claims": set[str](),
+    "history": set[str](),
+    "transport": {"errors"},
+    "routing": {*SHARED, "claims", "history", "transport"},
+    "gateway": SHARED,
+    "serve": {*SHARED, "claims", "history", "routing", "gateway"},
+}
+
+
+def imports_of(path: Path) -> Iterator[str]:
+    """Every absolute module that a file names, wherever the import stands."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            yield node.module
+
+
+def _laws_of_tests() -> set[str]:
+    texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
+    named = re.compile(r"^\s*(?:async )?def test_([a-z]\d)_", re.MULTILINE)
+    return {law for text in texts for law in named.findall(text)}
+
+
+@pytest.mark.parametrize("room", ROOMS)
+def test_a_room_imports_only_the_rooms_it_may(room: str) -> None:
+    for path in (PACKAGE / room).rglob("*.py"):
+        for name in imports_of(path):
+            parts = name.split(".")
+            if parts[0] == "rollout_router" and len(parts) > 1 and parts[1] != room:
+                assert parts[1] in ROOMS[room], f"{path.relative_to(ROOT)} imports {name}"
+
+
+def test_what_goes_into_a_sandbox_imports_itself_alone() -> None:
+    folder = PACKAGE / "transport" / "sandbox"
+    for path in folder.rglob("*.py"):
+        for name in imports_of(path):
+            if name.startswith("rollout_router"):
+                assert name.startswith("rollout_router.transport.sandbox"), f"{path.name}: {name}"
+            else:
+                assert name.split(".")[0] in sys.stdlib_module_names, f"{path.name}: {name}"
+
+
+def test_only_the_command_line_prints() -> None:
+    allowed = {PACKAGE / "cli", PACKAGE / "transport" / "sandbox"}
+    for path in MODULES:
+        if not any(folder in path.parents for folder in allowed):
+            calls = (n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Call))
+            names = {n.func.id for n in calls if isinstance(n.func, ast.Name)}
+            assert "print" not in names, path.relative_to(ROOT)
+
+
+@pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_every_source_file_names_its_licence(path: Path) -> None:
+    assert path.read_text().startswith("# SPDX-License-Identifier: Apache-2.0\n")
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_a_module_can_be_read_in_one_go(path: Path) -> None:
+    assert len(path.read_text().splitlines()) <= 400
+
+
+def test_every_law_has_tests_and_a_page_and_no_test_names_another() -> None:
+    written = re.findall(
+        r"^## ([A-Z]\d) ", (ROOT / "docs" / "invariants.md").read_text(), re.MULTILINE
+    )
+    assert {law.lower() for law in written} == LAWS
+    assert set(_laws_of_tests()) == LAWS
+
+
+def test_every_public_code_is_documented() -> None:
+    page = (ROOT / "docs" / "errors.md").read_text()
+    for code in ANSWERS:
+        assert f"`{code}`" in page
+
+
+def test_the_version_is_one() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    assert project["version"] == rollout_router.__version__
+
+
+def test_every_dependency_is_pinned_and_explained() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    wanted = {
+        re.split(r"[<>=\[]", line)[0]
+        for line in [*project["dependencies"], *extras["demo"], *extras["dev"]]
+    }
+    pins = (ROOT / "constraints.txt").read_text().splitlines()
+    pinned = {line.split("==")[0].replace("_", "-") for line in pins}
+    explained = (ROOT / "docs" / "decisions" / "0001-dependencies.md").read_text()
+    assert wanted <= pinned
+    assert not [name for name in wanted if name not in explained]

@@ -1,0 +1,122 @@
+# SPDX-License-Identifier: Apache-2.0
+import json
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rollout_router.transport.sandbox.delta import (
+    Op,
+    apply,
+    common_prefix,
+    common_suffix,
+    encode,
+)
+
+SNIPPETS = [b'{"role":"user","content":"', b'"},', b"a", b"0123456789" * 5, b"\x00\xff", b"]}"]
+
+
+def texts() -> st.SearchStrategy[bytes]:
+    """Byte strings that repeat themselves as conversations do."""
+    return st.lists(st.sampled_from(SNIPPETS) | st.binary(max_size=40), max_size=24).map(b"".join)
+
+
+@given(base=texts(), target=texts())
+def test_d1_applying_a_delta_yields_the_target(base: bytes, target: bytes) -> None:
+    assert apply(base, *encode(base, target)) == target
+
+
+@given(base=texts(), start=texts(), end=texts(), at=st.integers(0, 400))
+def test_d1_holds_around_an_edit(base: bytes, start: bytes, end: bytes, at: int) -> None:
+    target = start + base[:at] + end + base[at:]
+
+    assert apply(base, *encode(base, target)) == target
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 65_537, 200_000])
+@pytest.mark.parametrize("differs_at", [0, 1, 65_535, 65_536, 131_072])
+def test_d1_prefix_and_suffix_are_exact_at_block_borders(size: int, differs_at: int) -> None:
+    old = random.Random(size).randbytes(size)  # noqa: S311 - test data
+    new = bytearray(old)
+    if differs_at < size:
+        new[differs_at] ^= 1
+    shared = min(differs_at, size)
+
+    assert common_prefix(old, bytes(new)) == shared
+    assert common_suffix(old, bytes(new)) == (size - shared - 1 if differs_at < size else size)
+
+
+def conversation(*items: str, tail: str = '],"model":"m"}') -> bytes:
+    return ('{"messages":[' + ",".join(items) + tail).encode()
+
+
+ITEMS = [
+    json.dumps({"role": "user", "content": f"{i} {random.Random(i).randbytes(120).hex()}"})  # noqa: S311 - test data
+    for i in range(30)
+]
+
+
+def test_growth_costs_what_grew() -> None:
+    old = conversation(*ITEMS[:20])
+    new = conversation(*ITEMS[:20], json.dumps({"content": "unlike anything before"}))
+
+    ops, inserted = encode(old, new)
+
+    assert ops[0] == Op(0, old.index(b'],"model"'))
+    assert len(ops) == 2
+    assert inserted == new[ops[0].size :]
+
+
+def test_a_moved_marker_costs_its_own_length() -> None:
+    marked = [item[:-1] + ',"cache_control":{"type":"ephemeral"}}' for item in ITEMS]
+    old = conversation(*ITEMS[:18], *marked[18:20])
+    new = conversation(*ITEMS[:19], *marked[19:21])
+
+    delta = encode(old, new)
+
+    assert apply(old, *delta) == new
+    assert len(delta.inserted) < 2 * len(marked[20])
+
+
+def test_a_replaced_word_costs_little() -> None:
+    old = conversation(*ITEMS)
+    new = old.replace(b'"7 ', b'"seven ')
+    assert new != old
+
+    assert len(encode(old, new).inserted) < 100
+
+
+def test_what_was_dropped_at_the_front_costs_nothing() -> None:
+    old, new = conversation(*ITEMS), conversation(*ITEMS[10:])
+
+    assert len(encode(old, new).inserted) < 40
+
+
+def test_a_summary_in_place_of_the_middle_costs_its_own_length() -> None:
+    summary = json.dumps({"content": "SUMMARY " * 100})
+    old = conversation(*ITEMS)
+    new = conversation(*ITEMS[:3], summary, *ITEMS[20:], json.dumps({"content": "and more"}))
+
+    assert len(encode(old, new).inserted) < len(summary) + 120
+
+
+def test_nothing_in_common_is_one_insert() -> None:
+    base, target = bytes(1 << 20), b"\x01" * (1 << 20)
+
+    assert encode(base, target) == ([Op(None, 1 << 20)], target)
+
+
+@pytest.mark.parametrize(
+    ("ops", "inserted"),
+    [
+        pytest.param([Op(0, 4)], b"", id="beyond the base"),
+        pytest.param([Op(4, 1)], b"", id="behind the base"),
+        pytest.param([Op(-1, 1)], b"", id="before the base"),
+        pytest.param([Op(None, 2)], b"x", id="too few inserted bytes"),
+        pytest.param([Op(None, 1)], b"xy", id="too many inserted bytes"),
+    ],
+)
+def test_d2_operations_outside_what_is_there_are_refused(ops: list[Op], inserted: bytes) -> None:
+    with pytest.raises(ValueError, match="bytes"):
+        apply(b"abc", ops, inserted)

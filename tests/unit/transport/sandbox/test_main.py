@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shim as a process: flags, their twins, files, signals, ends."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import pytest
+
+from rollout_router.transport.bundle import build
+from rollout_router.transport.sandbox import parent
+from rollout_router.transport.sandbox.shim import main
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+    from pathlib import Path
+
+    from unit.transport.sandbox.conftest import FakeGateway, Harness
+
+WAIT_S = 30.0
+BODY = b'{"messages":[' + b"1," * 500 + b"1]}"
+
+
+@pytest.fixture(scope="module")
+def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("bundle") / "shim"
+    build(path)
+    return path
+
+
+Start: TypeAlias = "Callable[..., subprocess.Popen[str]]"
+
+
+@pytest.fixture
+def start(program: Path) -> Iterator[Start]:
+    processes: list[subprocess.Popen[str]] = []
+
+    def run(*arguments: str, **environment: str) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            [sys.executable, "-I", "-S", str(program), *arguments],
+            env={**os.environ, **environment},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        processes.append(process)
+        return process
+
+    yield run
+    for process in processes:
+        process.kill()
+        process.communicate()
+
+
+def ready(process: subprocess.Popen[str]) -> dict[str, Any]:
+    assert process.stdout is not None
+    document: dict[str, Any] = json.loads(process.stdout.readline())
+    return document
+
+
+def ended(process: subprocess.Popen[str]) -> tuple[int, str]:
+    _, errors = process.communicate(timeout=WAIT_S)
+    return process.returncode, errors
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_signal_ends_it_cleanly(
+    start: Start, gateway: FakeGateway, number: signal.Signals
+) -> None:
+    process = start("--gateway", gateway.url)
+    document = ready(process)
+    assert document == {
+        "url": f"http://127.0.0.1:{document['port']}",
+        "port": document["port"],
+        "pid": process.pid,
+    }
+
+    process.send_signal(number)
+
+    assert ended(process) == (0, "")
+
+
+def test_statistics_are_written_on_sigusr1_and_at_the_end(
+    start: Start, gateway: FakeGateway, harness: Harness, tmp_path: Path
+) -> None:
+    file = tmp_path / "statistics.json"
+    process = start("--gateway", gateway.url, "--statistics-file", str(file))
+    port = ready(process)["port"]
+    one = {"calls": 1, "bytes_sent": len(BODY), "bytes_full": len(BODY), "resyncs": 0}
+
+    type(harness)(port).post(BODY)
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr is not None
+    assert str(file) in process.stderr.readline()
+    assert json.loads(file.read_text()) == {"rollouts": {"r1": one}}
+
+    type(harness)(port).post(BODY)
+    process.terminate()
+    assert ended(process)[0] == 0
+    tally = json.loads(file.read_text())["rollouts"]["r1"]
+    assert (tally["calls"], tally["bytes_full"]) == (2, 2 * len(BODY))
+    assert tally["bytes_sent"] < 2 * len(BODY)
+    assert [path.name for path in tmp_path.iterdir()] == [file.name]
+
+
+def test_it_ends_with_standard_input_and_has_written_the_ready_file(
+    start: Start, gateway: FakeGateway, tmp_path: Path
+) -> None:
+    file = tmp_path / "ready.json"
+    file.write_text("of another time")
+    process = start("--gateway", gateway.url, "--ready-file", str(file), "--watch-stdin")
+
+    assert ended(process) == (0, "")  # communicate() closes its standard input
+
+    assert json.loads(file.read_text())["pid"] == process.pid
+
+
+def test_it_ends_with_the_process_that_it_serves(start: Start, gateway: FakeGateway) -> None:
+    harness = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    process = start("--gateway", gateway.url, "--parent-pid", str(harness.pid))
+    ready(process)
+
+    harness.communicate(b"\n")
+
+    assert ended(process) == (0, "")
+
+
+def test_it_does_not_outlive_a_process_that_is_gone_already(
+    start: Start, gateway: FakeGateway
+) -> None:
+    harness = subprocess.Popen([sys.executable, "-c", ""])
+    harness.wait()
+
+    assert ended(start("--gateway", gateway.url, "--parent-pid", str(harness.pid))) == (0, "")
+
+
+def test_a_kernel_that_cannot_tell_of_strangers_is_an_error(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def refuse(pid: int) -> int:
+        raise OSError(38, f"no pidfd for {pid}")
+
+    monkeypatch.setattr(parent, "_pidfd", refuse)
+
+    with pytest.raises(OSError, match="no pidfd"):
+        parent.terminate_with(1 if os.getppid() != 1 else 2)
+
+
+def test_flags_have_twins_in_the_environment(
+    start: Start, gateway: FakeGateway, harness: Harness
+) -> None:
+    process = start(
+        ROLLOUT_ROUTER_SHIM_GATEWAY=gateway.url,
+        ROLLOUT_ROUTER_SHIM_ROLLOUT="from-environment",
+        ROLLOUT_ROUTER_SHIM_ROLLOUT_HEADER="X-Run",
+        ROLLOUT_ROUTER_SHIM_NO_DELTA="1",
+        ROLLOUT_ROUTER_SHIM_BASES_BYTES="1000",
+        ROLLOUT_ROUTER_SHIM_PORT="0",
+    )
+
+    type(harness)(ready(process)["port"]).post(BODY, "/v1/x")
+
+    assert gateway.received[0].header("X-Run") == "from-environment"
+    assert not gateway.received[0].kept
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        pytest.param([], "--gateway is required", id="no gateway"),
+        pytest.param(["--gateway", "h:80"], "not a gateway URL", id="no URL"),
+        pytest.param(["--gateway", "http://h", "--port", "x"], "--port", id="no port"),
+        pytest.param(["--gateway", "http://h", "--rollout", "a b"], "not a rollout id", id="no id"),
+    ],
+)
+def test_wrong_usage_exits_with_2(
+    arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(arguments)
+
+    assert caught.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_a_port_that_is_taken_is_said(
+    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+) -> None:
+    port = str(gateway.server_address[1])
+
+    assert main(["--gateway", gateway.url, "--port", port]) == 1
+    assert "cannot start" in capsys.readouterr().err
+
+
+def test_the_package_runs_as_a_module() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "rollout_router.transport.sandbox", "--help"],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+
+    assert "--gateway URL" in done.stdout
