@@ -28,6 +28,7 @@ from rollout_router.claims.record import (
     Signature,
     Unreadable,
     new_nonce,
+    stripe_of,
     valid_rollout_id,
 )
 from rollout_router.claims.sweeper import Swept, damage, repair, sweep
@@ -61,6 +62,7 @@ __all__ = [
     "new_nonce",
     "read_gate",
     "repair",
+    "stripe_of",
     "sweep",
     "valid_rollout_id",
     "write_gate",
