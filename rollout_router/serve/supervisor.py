@@ -151,7 +151,10 @@ class Supervisor:
         reader, writer = await asyncio.open_unix_connection(sock=ours)
         try:
             writer.write(self._config.to_json().encode() + b"\n")
-            line = await reader.readline()
+            try:
+                line = await reader.readline()
+            except ConnectionResetError:  # it ended before it read its settings
+                line = b""
             if line:
                 self._ready[slot] = json.loads(line)
                 self._announce()

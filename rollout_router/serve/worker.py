@@ -55,6 +55,7 @@ class _WorkerServer(uvicorn.Server):
         except ConnectionError:
             gone = True
         if gone:
+            asyncio.get_running_loop().remove_reader(self._link)  # its end would be read for ever
             logging.getLogger(__name__).warning("the supervisor is gone: this worker drains")
             self.should_exit = True
 

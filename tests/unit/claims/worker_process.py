@@ -81,12 +81,17 @@ class Worker:
 
     def fork(self) -> Any:
         """A child that outlives its parent, with everything that it inherited."""
+        begun, beginning = os.pipe()
         child = os.fork()
         if child == 0:
             os.close(0)
             os.close(1)
+            os.write(beginning, b"x")  # what happens in a child at fork has happened
             while True:
                 signal.pause()
+        os.read(begun, 1)
+        os.close(begun)
+        os.close(beginning)
         return child
 
     def starve(self) -> Any:
