@@ -7,7 +7,6 @@ from typing import cast
 
 from rollout_router.asgi import App
 from rollout_router.claims import FileClaimStore
-from rollout_router.gateway import Capture, CaptureSink, Scripted, Upstream, create_app
 from rollout_router.routing import Router
 from rollout_router.serve.config import ServeConfig
 
@@ -28,6 +27,8 @@ def compose(config: ServeConfig) -> Router:
     """
     app = _application(config)
     if config.capture_dir is not None:
+        from rollout_router.gateway import Capture, CaptureSink  # noqa: PLC0415 - as below
+
         store_id = FileClaimStore.inspect(Path(config.state_dir)).store_id
         app = Capture(app, CaptureSink(Path(config.capture_dir), store_id=store_id))
     return Router(app, config.settings())
@@ -56,5 +57,8 @@ def load_app(name: str) -> App:
 def _application(config: ServeConfig) -> App:
     if config.app is not None:
         return load_app(config.app)
+    # Imported where it is served: it takes longer to import than everything else together.
+    from rollout_router.gateway import Scripted, Upstream, create_app  # noqa: PLC0415
+
     model = Scripted() if config.upstream is None else Upstream(config.upstream)
     return cast("App", create_app(model))

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from support.control import Control
+from support.folders import private_folder
 from support.gateway import Gateway, Shim
 
 
@@ -47,6 +48,15 @@ def shim(folder: Path) -> Iterator[Callable[..., Shim]]:
     yield start
     for one in started:
         one.stop()
+
+
+@pytest.fixture(scope="module")
+def shared() -> Iterator[Gateway]:
+    """One gateway for all tests of a module that leave it as it was; ids tell them apart."""
+    with private_folder() as folder:
+        gateway = Gateway(folder)
+        yield gateway
+        assert gateway.stop() == 0
 
 
 @pytest.fixture

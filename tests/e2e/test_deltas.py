@@ -2,22 +2,12 @@
 """Deltas over plain HTTP against a running gateway: what the application sees, byte for byte."""
 
 import json
-from collections.abc import Iterator
 
 import pytest
 from support.conversations import FRAME_HEADERS, body_of, conversation, digest, frame
-from support.folders import private_folder
 from support.gateway import Gateway, kept
 
 FULL = body_of(conversation(6))
-
-
-@pytest.fixture(scope="module")
-def shared() -> Iterator[Gateway]:
-    with private_folder() as folder:
-        gateway = Gateway(folder)
-        yield gateway
-        assert gateway.stop() == 0
 
 
 @pytest.mark.parametrize("deflate", [False, True], ids=["plain", "deflated"])

@@ -53,6 +53,7 @@ def test_c3_recorded_rollouts_finish_though_their_owners_are_killed(folder: Path
     assert shown["totals"]["rollouts"] == 30
 
 
+@pytest.mark.long
 def test_a_kept_folder_holds_the_captures(folder: Path) -> None:
     (folder / "in").mkdir()
     items = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]
@@ -87,7 +88,10 @@ def test_bad_input_ends_before_anything_starts(
     assert not (folder / ".demo").exists()
 
 
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 1), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGINT, 1), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+)
 def test_an_interrupt_ends_everything_that_was_started(
     folder: Path, number: signal.Signals, code: int
 ) -> None:
@@ -115,6 +119,7 @@ def _runs(process: psutil.Process) -> bool:
         return False
 
 
+@pytest.mark.long
 def test_the_environment_of_the_caller_changes_nothing(folder: Path) -> None:
     environment = {**os.environ, "ROLLOUT_ROUTER_UPSTREAM": "http://127.0.0.1:9"}
     (folder / "in").mkdir()

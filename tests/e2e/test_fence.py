@@ -80,11 +80,11 @@ def test_f2_a_stream_of_an_owner_that_was_forced_away_is_aborted_before_its_turn
     assert [record["request_sha256"] for record in gateway.records("r")] == [digest(OTHER)]
 
 
-def test_f2_the_record_is_there_when_the_answer_is(gateway: Gateway) -> None:
+def test_f2_the_record_is_there_when_the_answer_is(shared: Gateway) -> None:
     for stream in (False, True):
         body = body_of(conversation(2), stream=stream)
-        answer = gateway.post("r", body)
-        record = gateway.records("r")[-1]
+        answer = shared.post("recorded", body)
+        record = shared.records("recorded")[-1]
         assert record["request_text"] == body.decode()
         assert record["request_sha256"] == digest(body)
         assert record["response"] == answer.text

@@ -48,16 +48,16 @@ def test_a_call_in_flight_is_finished_before_the_service_ends(
     assert gateway.records("r")[0]["outcome"] == "completed"
 
 
-def test_the_ready_file_names_every_worker(gateway: Gateway) -> None:
-    ready = gateway.ready
-    assert ready["pid"] == gateway.process.pid
+def test_the_ready_file_names_every_worker(shared: Gateway) -> None:
+    ready = shared.ready
+    assert ready["pid"] == shared.process.pid
     assert len(ready["workers"]) == 2
     for worker in ready["workers"]:
-        assert gateway.pid_of(worker["id"]) == worker["pid"]
+        assert shared.pid_of(worker["id"]) == worker["pid"]
         status = Path(worker["socket"]).stat()
         assert stat.S_ISSOCK(status.st_mode)
         assert stat.S_IMODE(status.st_mode) == 0o600
-    assert stat.S_IMODE((gateway.folder / "run").stat().st_mode) == 0o700
+    assert stat.S_IMODE((shared.folder / "run").stat().st_mode) == 0o700
 
 
 def test_a_killed_worker_is_replaced(gateway: Gateway) -> None:
@@ -70,17 +70,17 @@ def test_a_killed_worker_is_replaced(gateway: Gateway) -> None:
     assert victim["id"] not in {worker["id"] for worker in living}
 
 
-def test_c3_a_stopped_owner_keeps_its_rollout_and_is_not_killed(gateway: Gateway) -> None:
-    owner = gateway.post("r", BODY).headers["rollout-worker"]
-    pid = gateway.pid_of(owner)
+def test_c3_a_stopped_owner_keeps_its_rollout_and_is_not_killed(shared: Gateway) -> None:
+    owner = shared.post("stopped", BODY).headers["rollout-worker"]
+    pid = shared.pid_of(owner)
     os.kill(pid, signal.SIGSTOP)
     try:
-        claim = gateway.claims()["r"]
+        claim = shared.claims()["stopped"]
         assert (claim["worker_id"], claim["verdict"]) == (owner, "alive")
     finally:
         os.kill(pid, signal.SIGCONT)
-    assert gateway.post("r", BODY).headers["rollout-worker"] == owner
-    assert not [line for line in gateway.log if "starting another" in line]
+    assert shared.post("stopped", BODY).headers["rollout-worker"] == owner
+    assert not [line for line in shared.log if "starting another" in line]
 
 
 def test_workers_that_lose_their_supervisor_drain(gateway: Gateway) -> None:
@@ -185,12 +185,12 @@ def test_every_flag_has_an_environment_twin(folder: Path) -> None:
     assert "gopher" in done.stderr
 
 
-def test_claims_show_gives_the_evidence(gateway: Gateway) -> None:
-    answer = gateway.post("r", BODY)
-    shown = gateway.json("claims", "show", "r")
+def test_claims_show_gives_the_evidence(shared: Gateway) -> None:
+    answer = shared.post("shown", BODY)
+    shown = shared.json("claims", "show", "shown")
     assert shown["claim"]["worker_id"] == answer.headers["rollout-worker"]
     assert shown["claim"]["verdict"] == "alive"
-    assert shown["evidence"]["owner"]["pid"] == gateway.pid_of(answer.headers["rollout-worker"])
+    assert shown["evidence"]["owner"]["pid"] == shared.pid_of(answer.headers["rollout-worker"])
 
 
 @pytest.mark.parametrize(
@@ -199,10 +199,10 @@ def test_claims_show_gives_the_evidence(gateway: Gateway) -> None:
     ids=["no-claim", "no-id"],
 )
 def test_claims_show_without_a_claim(
-    gateway: Gateway, arguments: tuple[str, ...], code: int
+    shared: Gateway, arguments: tuple[str, ...], code: int
 ) -> None:
     done = subprocess.run(
-        [COMMAND, *arguments, "--state-dir", str(gateway.state_dir)],
+        [COMMAND, *arguments, "--state-dir", str(shared.state_dir)],
         check=False,
         capture_output=True,
         text=True,

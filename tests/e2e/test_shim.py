@@ -25,11 +25,11 @@ def _play(shim: Shim, rollout_id: str, turns: list[bytes]) -> None:
 
 
 def test_s4_a_conversation_costs_little_more_than_what_is_new(
-    gateway: Gateway, shim: StartShim
+    shared: Gateway, shim: StartShim
 ) -> None:
-    helper = shim(gateway.url)
-    _play(helper, "r", TURNS)
-    counted = helper.stop_and_count()["r"]
+    helper = shim(shared.url)
+    _play(helper, "conversation", TURNS)
+    counted = helper.stop_and_count()["conversation"]
     assert counted["calls"] == len(TURNS)
     assert counted["resyncs"] == 0
     assert counted["bytes_full"] == sum(map(len, TURNS))
@@ -129,11 +129,11 @@ def test_s4_a_gateway_without_deltas_is_sent_full_bodies(serve: Serve, shim: Sta
 
 
 def test_s4_a_shim_without_deltas_passes_everything_through(
-    gateway: Gateway, shim: StartShim
+    shared: Gateway, shim: StartShim
 ) -> None:
-    helper = shim(gateway.url, "--no-delta")
-    _play(helper, "r", TURNS)
-    assert [record["request_text"].encode() for record in gateway.records("r")] == TURNS
+    helper = shim(shared.url, "--no-delta")
+    _play(helper, "through", TURNS)
+    assert [record["request_text"].encode() for record in shared.records("through")] == TURNS
 
 
 def test_s4_deltas_that_are_switched_off_in_mid_run_are_not_noticed(
@@ -149,9 +149,9 @@ def test_s4_deltas_that_are_switched_off_in_mid_run_are_not_noticed(
     assert [record["request_text"].encode() for record in second.records("r")] == TURNS
 
 
-def test_s1_the_openai_sdk_streams_through_it(gateway: Gateway, shim: StartShim) -> None:
+def test_s1_the_openai_sdk_streams_through_it(shared: Gateway, shim: StartShim) -> None:
     openai = pytest.importorskip("openai", reason="the extra 'demo' is not installed")
-    helper = shim(gateway.url)
+    helper = shim(shared.url)
     with openai.OpenAI(
         base_url=f"{helper.url}/sessions/sdk/v1", api_key="unused", max_retries=0
     ) as client:
@@ -164,11 +164,11 @@ def test_s1_the_openai_sdk_streams_through_it(gateway: Gateway, shim: StartShim)
         )
     assert events[-1] == "response.completed"
     assert answer.choices[0].finish_reason == "stop"
-    assert len(gateway.records("sdk")) == 2
+    assert len(shared.records("sdk")) == 2
 
 
-def test_s4_models_are_listed_through_it(gateway: Gateway, shim: StartShim) -> None:
-    helper = shim(gateway.url)
+def test_s4_models_are_listed_through_it(shared: Gateway, shim: StartShim) -> None:
+    helper = shim(shared.url)
     with helper.client() as client:
         listed = client.get("/sessions/r/v1/models")
     assert listed.status_code == 200

@@ -16,9 +16,9 @@ from rollout_router.transport.sandbox.wire import CONTENT_TYPE
 BODY = json.dumps({"model": "m", "input": "hello " * 500}).encode()
 
 
-def test_r5_every_routed_answer_names_worker_and_claim_epoch(gateway: Gateway) -> None:
-    answers = [gateway.post("r1", BODY) for _ in range(8)]
-    claim = gateway.claims()["r1"]
+def test_r5_every_routed_answer_names_worker_and_claim_epoch(shared: Gateway) -> None:
+    answers = [shared.post("r1", BODY) for _ in range(8)]
+    claim = shared.claims()["r1"]
     assert {a.status_code for a in answers} == {200}
     assert {a.headers["rollout-worker"] for a in answers} == {claim["worker_id"]}
     assert {a.headers["rollout-claim-epoch"] for a in answers} == {str(claim["claim_epoch"])}

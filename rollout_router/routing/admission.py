@@ -1,0 +1,25 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate of one worker: whether it lets a request in as its owner (R6).
+
+The gate file is read when the worker starts and then by its housekeeping; a request costs no disk
+access for it. A gate that cannot be read is closed.
+"""
+
+from pathlib import Path
+
+from rollout_router.claims import Gate, read_gate
+
+__all__ = ["Admission"]
+
+
+class Admission:
+    """The gate as this worker last saw it."""
+
+    def __init__(self, state_dir: Path) -> None:
+        """Read the gate: a worker that starts while it is closed starts closed."""
+        self._state_dir = state_dir
+        self.gate: Gate = read_gate(state_dir)
+
+    def refresh(self) -> None:
+        """Read the gate again. Blocks for one small read: call it in a thread."""
+        self.gate = read_gate(self._state_dir)

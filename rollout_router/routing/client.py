@@ -1,0 +1,158 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The client's side of one exchange: its body, its answer, and its going away (R4).
+
+The body is read once and kept as far as it was read, so that a request that could not be handed to
+its owner can be routed again. An HTTP/1.0 client gets a buffered answer with Content-Length: to
+such a client the end of the connection is the end of the answer, so a cut would look clean.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Final
+
+from rollout_router.asgi import Message, Receive, Scope, Send
+from rollout_router.claims import Claim
+from rollout_router.errors import Refusal, ResponseCut
+from rollout_router.routing.headers import Headers, first, without
+
+__all__ = ["BUFFERED_ANSWER_BYTES_MAX", "Client", "ClientGone"]
+
+BUFFERED_ANSWER_BYTES_MAX: Final = 64 * 1024**2
+"""The longest answer that is buffered for an HTTP/1.0 client; beyond it the answer is cut."""
+
+
+class ClientGone(Exception):  # noqa: N818 - names what happened
+    """The client closed its connection: there is nobody to answer, and its work is cancelled."""
+
+
+class Client:
+    """What the router does with the ASGI ``receive`` and ``send`` of one HTTP request."""
+
+    def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._receive = receive
+        self._send = send
+        self._chunks: list[bytes] = []
+        self._size_bytes = 0
+        self._handed_on = False  # the body is being streamed: it cannot be routed again
+        self._whole = asyncio.Event()
+        self._buffer: list[bytes] | None = [] if scope["http_version"] == "1.0" else None
+        self._buffered_bytes = 0
+        self._held_start: Message | None = None
+        self.gone = asyncio.Event()  # set when the client left, or has its whole answer
+        self.started = False
+        self.complete = False
+
+    @property
+    def body_is_whole(self) -> bool:
+        """True when every byte of the request body is in memory."""
+        return self._whole.is_set() and not self._handed_on
+
+    async def read_body(self, *, bytes_max: int, claim: Claim) -> bytes:
+        """The whole request body.
+
+        Raises:
+            Refusal: 413 ``body_too_large``; the rest of the body was not read.
+            ClientGone: the client left before its body was complete.
+        """
+        await self.fill(bytes_max + 1)
+        if self._size_bytes > bytes_max:
+            raise Refusal(
+                "body_too_large",
+                f"the request body of rollout {claim.rollout_id} is longer than {bytes_max} bytes",
+                rollout_id=claim.rollout_id,
+                claim_epoch=claim.claim_epoch,
+            )
+        return self.buffered()
+
+    async def fill(self, bytes_enough: int) -> None:
+        """Read the body until it is whole or *bytes_enough* are in memory.
+
+        Raises:
+            ClientGone: the client left before that.
+        """
+        while not self._whole.is_set() and self._size_bytes < bytes_enough:
+            chunk = await self._next_chunk()
+            if chunk:
+                self._chunks.append(chunk)
+                self._size_bytes += len(chunk)
+
+    def buffered(self) -> bytes:
+        """The bytes in memory, joined; a body that came in one piece is not copied."""
+        if len(self._chunks) != 1:
+            self._chunks = [b"".join(self._chunks)]
+        return self._chunks[0]
+
+    async def rest(self) -> AsyncIterator[bytes]:
+        """Stream what :meth:`fill` left unread. After this the request cannot be routed again."""
+        self._handed_on = True
+        while not self._whole.is_set():
+            chunk = await self._next_chunk()
+            if chunk:
+                yield chunk
+
+    async def watch(self, on_gone: Callable[[], None]) -> None:
+        """Call *on_gone* if the client leaves before its answer is complete.
+
+        Starts to watch when the body is whole: until then whoever reads the body notices.
+        """
+        await self._whole.wait()
+        while (await self._receive())["type"] != "http.disconnect":
+            pass
+        self.gone.set()
+        if not self.complete:
+            on_gone()
+
+    async def send(self, message: Message) -> None:
+        """Pass one message of the answer on, and note how far the answer is."""
+        if self._buffer is not None:
+            await self._send_buffered(message)
+            return
+        if message["type"] == "http.response.start":
+            self.started = True
+        await self._send(message)
+        if message["type"] == "http.response.body" and not message.get("more_body", False):
+            self._finish()
+
+    async def answer(self, status: int, headers: Headers, body: bytes) -> None:
+        """Send a whole answer of the router's own; what was buffered of another is dropped."""
+        if self._buffer is not None:
+            self._buffer = []
+        await self.send({"type": "http.response.start", "status": status, "headers": headers})
+        await self.send({"type": "http.response.body", "body": body, "more_body": False})
+
+    async def _next_chunk(self) -> bytes:
+        message = await self._receive()
+        if message["type"] == "http.disconnect":
+            self.gone.set()
+            raise ClientGone
+        if not message.get("more_body", False):
+            self._whole.set()
+        body: bytes = message.get("body", b"")
+        return body
+
+    async def _send_buffered(self, message: Message) -> None:
+        if self._buffer is None:
+            raise RuntimeError("this client's answers are not buffered")
+        if message["type"] == "http.response.start":
+            self._held_start = message
+            self._buffer.clear()  # an answer that was given up, and of which nothing was sent
+            self._buffered_bytes = 0
+            return
+        self._buffer.append(message.get("body", b""))
+        self._buffered_bytes += len(self._buffer[-1])
+        if self._buffered_bytes > BUFFERED_ANSWER_BYTES_MAX:
+            raise ResponseCut("the answer is too long to be buffered for an HTTP/1.0 client")
+        if message.get("more_body", False) or self._held_start is None:
+            return
+        body = b"".join(self._buffer)
+        headers = without(self._held_start["headers"], b"transfer-encoding")
+        if first(headers, b"content-length") is None:
+            headers.append((b"content-length", str(len(body)).encode()))
+        self.started = True
+        await self._send({**self._held_start, "headers": headers})
+        await self._send({"type": "http.response.body", "body": body, "more_body": False})
+        self._finish()
+
+    def _finish(self) -> None:
+        self.complete = True
+        self.gone.set()

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One request of one rollout on its way through the router, and the mark its answer will carry."""
+
+from dataclasses import dataclass
+
+from rollout_router.asgi import Receive, Scope, Send
+from rollout_router.routing import headers as wire
+from rollout_router.routing.client import Client
+from rollout_router.routing.headers import Headers
+
+__all__ = ["Exchange", "Mark", "is_frame"]
+
+
+class Mark:
+    """The ``Rollout-History`` mark: what the client learns of the base it would send next."""
+
+    def __init__(self, *, wanted: bool) -> None:
+        self.wanted = wanted
+        self.value = b"none"
+
+    def headers(self) -> Headers:
+        """The mark, where the request asked for one."""
+        return [(wire.HISTORY, self.value)] if self.wanted else []
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Exchange:
+    """A request and its client."""
+
+    rollout_id: str
+    scope: Scope
+    client: Client
+    mark: Mark
+
+    @classmethod
+    def of(
+        cls, rollout_id: str, scope: Scope, receive: Receive, send: Send, *, deltas: bool
+    ) -> "Exchange":
+        """Begin one; with *deltas*, every final answer to ``keep`` or to a frame is marked."""
+        headers: Headers = scope["headers"]
+        asked = wire.first(headers, wire.HISTORY) == wire.KEEP or is_frame(headers)
+        return cls(
+            rollout_id=rollout_id,
+            scope=scope,
+            client=Client(scope, receive, send),
+            mark=Mark(wanted=deltas and asked),
+        )
+
+
+def is_frame(headers: Headers) -> bool:
+    """True where the body is a delta frame."""
+    content_type = wire.first(headers, b"content-type") or b""
+    return content_type.split(b";", 1)[0].strip().lower() == wire.FRAME_TYPE

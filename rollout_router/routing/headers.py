@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The header names of the wire, and which of them may pass which way (R1, R5, R7). Pure."""
+
+from collections.abc import Iterable
+from typing import Final
+
+__all__ = [
+    "CLAIM_EPOCH",
+    "EXPECT_EPOCH",
+    "FRAME_TYPE",
+    "HISTORY",
+    "HOP",
+    "HOP_BY_HOP",
+    "KEEP",
+    "WORKER",
+    "Headers",
+    "first",
+    "without",
+    "without_ours",
+]
+
+Headers = list[tuple[bytes, bytes]]
+
+WORKER: Final = b"rollout-worker"
+CLAIM_EPOCH: Final = b"rollout-claim-epoch"
+HISTORY: Final = b"rollout-history"
+HOP: Final = b"rollout-hop"
+EXPECT_EPOCH: Final = b"rollout-expect-epoch"
+KEEP: Final = b"keep"
+FRAME_TYPE: Final = b"application/vnd.rollout-delta"
+
+HOP_BY_HOP: Final = frozenset(
+    (
+        b"connection",
+        b"keep-alive",
+        b"proxy-authenticate",
+        b"proxy-authorization",
+        b"proxy-connection",
+        b"te",
+        b"trailer",
+        b"transfer-encoding",
+        b"upgrade",
+    )
+)
+"""Headers of one connection, never forwarded. Source: RFC 9110, section 7.6.1."""
+
+
+def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
+    """The value of the first header *name* (lower case), or None."""
+    for key, value in headers:
+        if key.lower() == name:
+            return value
+    return None
+
+
+def without(headers: Iterable[tuple[bytes, bytes]], *names: bytes) -> Headers:
+    """All headers but those named (lower case), in order."""
+    return [(key, value) for key, value in headers if key.lower() not in names]
+
+
+def without_ours(headers: Iterable[tuple[bytes, bytes]]) -> Headers:
+    """All headers but those of the router: neither a client nor an application may set them."""
+    return [(key, value) for key, value in headers if not key.lower().startswith(b"rollout-")]

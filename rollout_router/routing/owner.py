@@ -1,0 +1,163 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Serving a request at its owner: body, base, re-check, application, in that order (R6).
+
+H1  the application sees byte for byte the body that the harness wrote; the digest is checked first.
+H2  a delta names its base by content, so the same delta delivered twice is the same body twice.
+H4  a base is kept when the body is complete and verified, whatever the application then answers.
+C1  the owner's re-check is the last act before the application.
+R5  every answer names worker and claim epoch. What the application says of itself under our names
+    is removed.
+"""
+
+import asyncio
+import hashlib
+import logging
+from typing import Final
+
+from rollout_router.asgi import App, Message, Scope
+from rollout_router.call import CALL_KEY, Call
+from rollout_router.errors import Refusal
+from rollout_router.history import CallHandle
+from rollout_router.routing import headers as wire
+from rollout_router.routing.client import Client
+from rollout_router.routing.exchange import Exchange, is_frame
+from rollout_router.routing.headers import Headers
+from rollout_router.routing.ownership import Held
+from rollout_router.routing.worker import Worker
+from rollout_router.transport.sandbox.frame import Frame, Malformed, TooLong, parse_frame, rebuild
+
+__all__ = ["serve_held"]
+
+HASH_IN_THREAD_BYTES: Final = 4 * 1024**2
+"""Bodies from here on are hashed in a thread: 4 MiB take about 2 ms, a pause others would feel."""
+
+_logger = logging.getLogger(__name__)
+_EMPTY_DIGEST: Final = hashlib.sha256(b"").hexdigest()
+
+
+async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -> None:
+    """Run one call here, under a claim that is held and with the call counted in.
+
+    The exchange's mark is filled in as the body is kept; refusals carry it too.
+
+    Raises:
+        Refusal: nothing ran, or the application failed before it answered.
+        ClientGone: the client left before its body was complete.
+    """
+    claim, mark, client = held.grant.claim, exchange.mark, exchange.client
+    call = Call(
+        rollout_id=claim.rollout_id,
+        claim_epoch=claim.claim_epoch,
+        worker_id=worker.id,
+        store_id=worker.store.store_id,
+    )
+    settings = worker.settings
+    keeps = settings.history_delta and not worker.ownership.leaving
+    headers: Headers = list(exchange.scope["headers"])
+    body = await client.read_body(bytes_max=settings.body_bytes_max, claim=claim)
+    digest = ""
+    if is_frame(headers):
+        frame, body = await _rebuilt(body, held.call, exchange, settings.body_bytes_max)
+        headers = _restored(headers, frame, len(body))
+        digest = frame.target
+    elif mark.wanted and keeps:
+        digest = await _sha256(body)
+    if digest and keeps and worker.ownership.keep(held, digest, body):
+        mark.value = b"kept=" + digest.encode()
+    if not worker.ownership.stands(held.grant):
+        mark.value = b"none"
+        raise Refusal(
+            "claim_moved",
+            f"rollout {claim.rollout_id} moved away from this worker; nothing ran, send again",
+            rollout_id=claim.rollout_id,
+            claim_epoch=claim.claim_epoch,
+        )
+    scope = {**exchange.scope, "headers": wire.without_ours(headers), CALL_KEY: call}
+    await _run(app, scope, client, body=body, extra=[*_names(call), *mark.headers()])
+
+
+async def _run(app: App, scope: Scope, client: Client, *, body: bytes, extra: Headers) -> None:
+    """Give the whole body to the application and its answer to the client."""
+    delivered = False
+
+    async def receive() -> Message:
+        nonlocal delivered
+        if not delivered:
+            delivered = True
+            return {"type": "http.request", "body": body, "more_body": False}
+        await client.gone.wait()
+        return {"type": "http.disconnect"}
+
+    async def send(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            message = {
+                **message,
+                "headers": [*wire.without_ours(message.get("headers", [])), *extra],
+            }
+        await client.send(message)
+
+    try:
+        await app(scope, receive, send)
+    except Exception as error:
+        if client.started:
+            raise
+        # The answer is ours then, so that it carries the mark: the base is held all the same (H4).
+        call: Call = scope[CALL_KEY]
+        _logger.exception("rollout %s: the application failed before it answered", call.rollout_id)
+        raise Refusal(
+            "application_failed",
+            f"the application failed before it answered rollout {call.rollout_id}: {error!r};"
+            " the call may have had effects",
+            rollout_id=call.rollout_id,
+            claim_epoch=call.claim_epoch,
+        ) from error
+
+
+async def _rebuilt(
+    body: bytes, bases: CallHandle, exchange: Exchange, body_bytes_max: int
+) -> tuple[Frame, bytes]:
+    key = bases.key
+    try:
+        frame = parse_frame(body, length_max=body_bytes_max)
+        base = b"" if frame.base == _EMPTY_DIGEST else bases.base(frame.base)
+        if base is None:
+            exchange.mark.value = b"resync"
+            raise Refusal(
+                "gym_history_resync",
+                f"this worker does not hold the base {frame.base} of rollout {key.rollout_id};"
+                " send the body in full",
+                rollout_id=key.rollout_id,
+                claim_epoch=key.claim_epoch,
+            )
+        if frame.length < HASH_IN_THREAD_BYTES:
+            return frame, rebuild(frame, base)
+        return frame, await asyncio.to_thread(rebuild, frame, base)
+    except Malformed as error:
+        raise Refusal(
+            "body_too_large" if isinstance(error, TooLong) else "delta_malformed",
+            f"the delta of rollout {key.rollout_id} is refused: {error}",
+            rollout_id=key.rollout_id,
+            claim_epoch=key.claim_epoch,
+        ) from error
+
+
+def _restored(headers: Headers, frame: Frame, length: int) -> Headers:
+    """The headers as the harness sent them: its content type, and the length of its body."""
+    restored = wire.without(headers, b"content-type", b"content-length", b"transfer-encoding")
+    if frame.type is not None:
+        restored.append((b"content-type", frame.type.encode("latin-1")))
+    restored.append((b"content-length", str(length).encode()))
+    return restored
+
+
+async def _sha256(body: bytes) -> str:
+    if len(body) < HASH_IN_THREAD_BYTES:
+        return hashlib.sha256(body).hexdigest()
+    return await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
+
+
+def _names(call: Call) -> Headers:
+    return [
+        (wire.WORKER, call.worker_id.encode()),
+        (wire.CLAIM_EPOCH, str(call.claim_epoch).encode()),
+    ]

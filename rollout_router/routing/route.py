@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One routed request of the public port, until it was served, handed over or refused (R2, C3, C4).
+
+Each round decides once on what the store says now and does it; a round that finds its knowledge
+stale is followed by another, and the number of rounds is bounded. After every await the claim is
+looked at again: in memory and on disk before it is used, under the stripe lock before it moves.
+"""
+
+from functools import partial
+from typing import Final
+
+from rollout_router.asgi import App
+from rollout_router.claims import Claim, Moved
+from rollout_router.errors import Refusal
+from rollout_router.routing.decision import (
+    REROUTES_MAX,
+    Acquire,
+    Forward,
+    Refuse,
+    Reread,
+    Serve,
+    TakeOver,
+    after_connect_failure,
+    route_public,
+)
+from rollout_router.routing.exchange import Exchange
+from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, HopEnd, NotDispatched
+from rollout_router.routing.guard import guarded
+from rollout_router.routing.owner import serve_held
+from rollout_router.routing.ownership import Held
+from rollout_router.routing.worker import Worker
+
+__all__ = ["route"]
+
+ROUNDS_MAX: Final = 8
+"""How often one request may find its claim changed under it before it answers 503 claim_moved."""
+
+
+async def route(app: App, worker: Worker, exchange: Exchange) -> None:
+    """Serve the request here or hand it to its owner.
+
+    Raises:
+        Refusal: the answer to give. ClaimsError: the store could not say who owns the rollout, and
+        nothing happened. ResponseCut: the answer had begun. ClientGone: nobody is left to answer.
+    """
+    request = _Route(app, worker, exchange)
+    for _ in range(ROUNDS_MAX):
+        if await request.round():
+            return
+    raise request.refusal("claim_moved", "its claim keeps moving; nothing happened, send again")
+
+
+class _Route:
+    def __init__(self, app: App, worker: Worker, exchange: Exchange) -> None:
+        self._app = app
+        self._worker = worker
+        self._exchange = exchange
+        self._rollout_id = exchange.rollout_id
+        self._reroutes = 0
+
+    async def round(self) -> bool:
+        """Decide once and do it; False where what was known turned out stale."""
+        ownership = self._worker.ownership
+        await ownership.wait_settled(self._rollout_id)
+        if self._worker.closed:
+            raise self.refusal("draining", "this worker has left; nothing happened, send again")
+        held = ownership.begin_held(self._rollout_id)
+        if held is not None:
+            return await self._serve(held)
+        decision = route_public(
+            me=self._worker.id,
+            held_epoch=None,
+            claim=self._worker.store.read(self._rollout_id),
+            gate=self._worker.admission.gate,
+        )
+        match decision:
+            case Forward(claim):
+                return await self._forward(claim)
+            case Acquire():
+                return await self._served_after(await ownership.acquire(self._rollout_id))
+            case Refuse(code, message):
+                raise self.refusal(code, message)
+            case Serve():
+                raise RuntimeError("nothing is served without a claim")
+
+    def refusal(self, code: str, message: str, claim: Claim | None = None) -> Refusal:
+        """A refusal that names the rollout, and the claim epoch where one is known."""
+        return Refusal(
+            code,
+            f"rollout {self._rollout_id}: {message}",
+            rollout_id=self._rollout_id,
+            claim_epoch=claim.claim_epoch if claim else None,
+        )
+
+    async def _serve(self, held: Held) -> bool:
+        claim = held.grant.claim
+        try:
+            decision = route_public(
+                me=self._worker.id,
+                held_epoch=claim.claim_epoch,
+                claim=None,
+                gate=self._worker.admission.gate,
+            )
+            if isinstance(decision, Refuse):
+                raise self.refusal(decision.code, decision.message, claim)
+            await serve_held(self._app, self._worker, self._exchange, held)
+        finally:
+            self._worker.ownership.end(held)
+        return True
+
+    async def _served_after(self, taken: Held | Moved) -> bool:
+        return isinstance(taken, Held) and await self._serve(taken)
+
+    async def _forward(self, claim: Claim) -> bool:
+        identity = await self._worker.identity_of(claim)
+        if identity is None:
+            return self._without_owner_file(claim)
+        death = self.refusal(
+            "owner_lost_in_flight",
+            f"its owner, worker {claim.owner.nonce}, died with the call in hand; it may have run",
+            claim,
+        )
+        # Before the owner's life is watched: while the client still writes, nothing can have run.
+        await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
+        worker = self._worker
+        hop = Hop(worker.hops, self._exchange, timeout_s=worker.settings.owner_timeout_s)
+        watch = partial(worker.watch_life, claim)
+        try:
+            async with guarded(worker.tasks, {watch: death}):
+                end = await hop.to(claim, identity.socket)
+        except NotDispatched as failure:
+            return await self._after_connect_failure(claim, failure)
+        if end is HopEnd.DELIVERED:
+            return True
+        self._reroutes += 1
+        if self._reroutes > REROUTES_MAX:
+            raise self.refusal("claim_moved", "its claim keeps moving; nothing happened", claim)
+        return False
+
+    async def _after_connect_failure(self, claim: Claim, failure: NotDispatched) -> bool:
+        ownership, store = self._worker.ownership, self._worker.store
+        judgement = await ownership.in_thread(lambda: store.judge(claim.owner))
+        decision = after_connect_failure(
+            judgement.verdict,
+            before=claim,
+            now=store.read(self._rollout_id),
+            gate=self._worker.admission.gate,
+            reason=f"{failure}; {judgement.reason}",
+        )
+        match decision:
+            case TakeOver() if judgement.proof is not None:
+                taken = await ownership.acquire(self._rollout_id, dead=(claim, judgement.proof))
+                return await self._served_after(taken)
+            case TakeOver():
+                raise RuntimeError("a verdict of death comes with its proof")
+            case Reread():
+                return False
+            case Refuse(code, message):
+                raise self.refusal(code, message, claim)
+
+    def _without_owner_file(self, claim: Claim) -> bool:
+        """An owner file that is missing though a claim names it is unknown, not dead (C3)."""
+        if self._worker.store.read(self._rollout_id) != claim:
+            return False
+        raise self.refusal(
+            "owner_unreachable",
+            f"the file of its owner, worker {claim.owner.nonce}, is missing or unreadable, so that"
+            " its death cannot be proven; an operator can force the claim",
+            claim,
+        )

@@ -1,0 +1,246 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The router: pure ASGI middleware around an application (R1, R5, R7).
+
+Each request that names a rollout goes to the worker that holds the rollout's claim: here, or over
+one hop. What names no rollout passes through untouched, as if the router were not there (R7).
+"""
+
+import os
+from functools import partial
+from typing import Final
+
+from rollout_router.asgi import App, Message, Receive, Scope, Send
+from rollout_router.call import CALL_KEY, Call
+from rollout_router.claims import ClaimsError
+from rollout_router.errors import Refusal, ResponseCut
+from rollout_router.routing import headers as wire
+from rollout_router.routing.client import Client, ClientGone
+from rollout_router.routing.decision import Refuse, Serve, route_hop
+from rollout_router.routing.exchange import Exchange, is_frame
+from rollout_router.routing.forward import MISDIRECTED, MOVED
+from rollout_router.routing.guard import guarded
+from rollout_router.routing.headers import Headers
+from rollout_router.routing.identity import InvalidIdentity, Rollout, identify
+from rollout_router.routing.keys import key_matches
+from rollout_router.routing.lifespan import run_lifespan
+from rollout_router.routing.owner import serve_held
+from rollout_router.routing.route import route
+from rollout_router.routing.settings import Settings
+from rollout_router.routing.worker import Worker
+
+__all__ = ["Router"]
+
+UPGRADE_REQUIRED: Final = 426
+
+
+class Router:
+    """The middleware. ``worker`` is None until the lifespan has started."""
+
+    def __init__(self, app: App, settings: Settings) -> None:
+        self.app = app
+        self.settings = settings
+        self.worker: Worker | None = None
+        self._header = settings.rollout_header.lower().encode("latin-1")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one ASGI connection of the public port."""
+        match scope["type"]:
+            case "lifespan":
+                await run_lifespan(self, scope, receive, send)
+            case "http":
+                await self._public(scope, receive, send)
+            case "websocket":
+                await self._websocket(scope, receive, send)
+            case _:
+                await self.app(scope, receive, send)
+
+    async def start_worker(self) -> None:
+        """Begin this worker's life. Raises StoreRefused as :meth:`Worker.start` does."""
+        self.worker = await Worker.start(self.settings, lambda me: partial(self._private, me))
+
+    async def stop_worker(self) -> None:
+        """End this worker's life; a router whose worker never started does nothing."""
+        if self.worker is not None:
+            await self.worker.stop()
+
+    def _identify(self, scope: Scope) -> Rollout | InvalidIdentity | None:
+        return identify(scope["raw_path"], scope["headers"], header=self._header)
+
+    async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request of the public port: untouched, unrouted, routed, or refused (R7)."""
+        found = self._identify(scope)
+        if (refusal := self._refusal_of(found, scope["headers"])) is not None:
+            named = isinstance(found, Rollout)  # what names none is answered without a mark
+            deltas = named and self.settings.history_delta
+            await _refuse(Exchange.of("", scope, receive, send, deltas=deltas), refusal, None)
+        elif not isinstance(found, Rollout):
+            await self.app(scope, receive, send)
+        elif not self.settings.routes:
+            await self._unrouted(found.rollout_id, scope, receive, send)
+        elif (wire.first(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
+            # A server without websockets hands the upgrade on as plain HTTP. 426 lets a harness
+            # fall back to POST at once, where a 404 or 405 is tried again for seconds.
+            await Client(scope, receive, send).answer(UPGRADE_REQUIRED, [], b"")
+        else:
+            await self._routed(found.rollout_id, scope, receive, send)
+
+    def _refusal_of(
+        self, found: Rollout | InvalidIdentity | None, headers: Headers
+    ) -> Refusal | None:
+        """What is wrong with a request before it has anything to do with a claim."""
+        rollout_id = found.rollout_id if isinstance(found, Rollout) else None
+        secret = self.settings.rollout_keys
+        if isinstance(found, InvalidIdentity) and self.settings.refuse_invalid_ids:
+            return Refusal(
+                "rollout_id_invalid",
+                f"{found.text!r} is no rollout id: letters, digits, '.', '_' and '-', beginning"
+                " with a letter or digit, at most 200",
+            )
+        if (
+            rollout_id is not None
+            and secret is not None
+            and not key_matches(secret, rollout_id, wire.first(headers, b"authorization"))
+        ):
+            return Refusal(
+                "rollout_token_invalid",
+                f"the bearer key is not the key of rollout {rollout_id}",
+                rollout_id=rollout_id,
+            )
+        if is_frame(headers) and (rollout_id is None or not self.settings.history_delta):
+            return Refusal(
+                "delta_unsupported",
+                "deltas are off here, or the request names no rollout; send the body in full",
+                rollout_id=rollout_id,
+            )
+        return None
+
+    async def _unrouted(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """With routing off nothing is claimed, forwarded, kept or rebuilt (R7)."""
+        worker = self.worker
+        call = Call(
+            rollout_id=rollout_id,
+            claim_epoch=None,
+            worker_id=worker.id if worker else "",
+            store_id=worker.store.store_id if worker else "",
+        )
+
+        async def send_without_ours(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                message = {**message, "headers": wire.without_ours(message.get("headers", []))}
+            await send(message)
+
+        headers = wire.without_ours(scope["headers"])
+        await self.app({**scope, "headers": headers, CALL_KEY: call}, receive, send_without_ours)
+
+    async def _routed(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve or forward, and answer what is refused in our name (R5)."""
+        exchange = Exchange.of(rollout_id, scope, receive, send, deltas=self.settings.history_delta)
+        worker = self.worker
+        if worker is None or worker.pid != os.getpid() or worker.closed:
+            await _refuse(exchange, _no_worker(rollout_id), worker)
+            return
+        try:
+            async with guarded(worker.tasks, {exchange.client.watch: ClientGone()}):
+                await route(self.app, worker, exchange)
+        except ClaimsError as error:
+            await _refuse(exchange, _store_unavailable(error, rollout_id), worker)
+        except Refusal as refusal:
+            await _refuse(exchange, refusal, worker)
+        except ClientGone:
+            return
+
+    async def _private(self, worker: Worker, scope: Scope, receive: Receive, send: Send) -> None:
+        """A request over the private socket: served here or refused, never forwarded (R1)."""
+        found = self._identify(scope)
+        expected = wire.first(scope["headers"], wire.EXPECT_EPOCH) or b""
+        exchange = Exchange.of(
+            found.rollout_id if isinstance(found, Rollout) else "",
+            scope,
+            receive,
+            send,
+            deltas=self.settings.history_delta,
+        )
+        if not exchange.rollout_id or not expected.isdigit() or worker.closed:
+            refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
+            await _refuse(exchange, refusal, worker)
+            return
+        try:
+            async with guarded(worker.tasks, {exchange.client.watch: ClientGone()}):
+                await self._serve_hop(worker, exchange, int(expected))
+        except ClaimsError as error:
+            await _refuse(exchange, _store_unavailable(error, exchange.rollout_id), worker)
+        except Refusal as refusal:
+            await _refuse(exchange, refusal, worker)
+        except ClientGone:
+            return
+
+    async def _serve_hop(self, worker: Worker, exchange: Exchange, expected_epoch: int) -> None:
+        await worker.ownership.wait_settled(exchange.rollout_id)
+        held = worker.ownership.begin_held(exchange.rollout_id)
+        try:
+            decision = route_hop(
+                held_epoch=held.grant.claim.claim_epoch if held else None,
+                expected_epoch=expected_epoch,
+                gate=worker.admission.gate,
+            )
+            match decision:
+                case Refuse(code, message):
+                    raise Refusal(
+                        code,
+                        f"rollout {exchange.rollout_id}: {message}",
+                        rollout_id=exchange.rollout_id,
+                        claim_epoch=held.grant.claim.claim_epoch if held else None,
+                        status=MISDIRECTED if code == "claim_moved" else None,
+                    )
+                case Serve() if held is not None:
+                    await serve_held(self.app, worker, exchange, held)
+                case Serve():
+                    raise RuntimeError("a call is served under a claim")
+        finally:
+            if held is not None:
+                worker.ownership.end(held)
+
+    async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """A websocket of a rollout is refused with 426, after which clients fall back to POST."""
+        if not self.settings.routes or not isinstance(self._identify(scope), Rollout):
+            await self.app(scope, receive, send)
+            return
+        await receive()
+        if "websocket.http.response" not in scope.get("extensions", {}):
+            await send({"type": "websocket.close"})
+            return
+        await send(
+            {"type": "websocket.http.response.start", "status": UPGRADE_REQUIRED, "headers": []}
+        )
+        await send({"type": "websocket.http.response.body", "body": b""})
+
+
+def _no_worker(rollout_id: str) -> Refusal:
+    return Refusal(
+        "draining",
+        f"this process runs no worker for rollout {rollout_id}: its lifespan has not started or"
+        " has ended, or it is a forked child; send again",
+        rollout_id=rollout_id,
+    )
+
+
+def _store_unavailable(error: ClaimsError, rollout_id: str) -> Refusal:
+    return Refusal(
+        "claim_store_unavailable",
+        f"rollout {rollout_id}: {error}; nothing happened",
+        rollout_id=rollout_id,
+    )
+
+
+async def _refuse(exchange: Exchange, refusal: Refusal, worker: Worker | None) -> None:
+    """Answer in our own name: worker, claim epoch and mark stand on every routed answer (R5)."""
+    if exchange.client.started:
+        raise ResponseCut(refusal.message) from refusal
+    headers = [*refusal.headers(), *exchange.mark.headers()]
+    if worker is not None:
+        headers.append((wire.WORKER, worker.id.encode()))
+    if refusal.claim_epoch is not None:
+        headers.append((wire.CLAIM_EPOCH, str(refusal.claim_epoch).encode()))
+    if refusal.status == MISDIRECTED:
+        headers.append((wire.HOP, MOVED))
+    await exchange.client.answer(refusal.status, headers, refusal.body())

@@ -1,0 +1,75 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an application may set when it installs the router. Read by the composition root alone."""
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rollout_router.history import Bounds
+
+__all__ = ["Settings"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """Settings of one installed router; the same in every worker of a service.
+
+    Raises:
+        ValueError: a value makes no sense; the message names it.
+    """
+
+    state_dir: Path
+    """The claim store. One directory a service, on a local file system, mode 0700."""
+
+    run_dir: Path
+    """Where the private sockets lie: short (a socket path has at most 107 bytes), mode 0700."""
+
+    service: str = "model"
+    """The name of the service; a store refuses a worker of another one."""
+
+    history_delta: bool = False
+    """Keep bases and rebuild frames. Off by default: it changes what a gym holds in memory (R7)."""
+
+    route_always: bool = False
+    """Route identified requests although deltas are off, for applications with state (R7)."""
+
+    history: Bounds = field(default_factory=Bounds)
+    """The bounds of what one worker remembers."""
+
+    rollout_header: str = "X-Session-ID"
+    """The header that names a rollout where the path does not."""
+
+    refuse_invalid_ids: bool = False
+    """True: an id outside the pattern is 400. False: such a request is passed on untouched."""
+
+    rollout_keys: bytes | None = None
+    """The secret of the rollout keys; None switches the check off."""
+
+    allow_network_fs: bool = False
+    """Accept a store on a network file system: every worker on one host and one mount."""
+
+    drain_s_max: float = 30.0
+    """How long a leaving worker serves what is in flight and what still arrives at it."""
+
+    owner_timeout_s: float | None = None
+    """How long a forwarder waits for the head of an answer; None waits as long as it takes,
+    because a slow model is the normal case and a call that timed out may have run."""
+
+    body_bytes_max: int = 64 * 1024**2
+    """The longest request body of a rollout, rebuilt or sent in full; beyond it 413."""
+
+    def __post_init__(self) -> None:
+        if not self.service:
+            raise ValueError("service must have a name")
+        if self.rollout_keys == b"":
+            raise ValueError("rollout_keys must not be empty: anybody could mint a key")
+        if self.drain_s_max < 0:
+            raise ValueError(f"drain_s_max must not be negative, got {self.drain_s_max}")
+        if self.owner_timeout_s is not None and self.owner_timeout_s <= 0:
+            raise ValueError(f"owner_timeout_s must be positive, got {self.owner_timeout_s}")
+        if self.body_bytes_max <= 0:
+            raise ValueError(f"body_bytes_max must be positive, got {self.body_bytes_max}")
+
+    @property
+    def routes(self) -> bool:
+        """True where identified requests are routed at all (R7)."""
+        return self.history_delta or self.route_always

@@ -1,0 +1,164 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The life of one worker: its identity, lock, socket, claims and memory, from start to leaving.
+
+A worker is one started application: one lifespan in one process. Its order of life is: life lock,
+then bind and listen, then claims; on the way out: finish what is in flight, give each rollout back
+as its last call ends, close the private socket when no forwarder is left or the deadline comes,
+drop the life lock (C3: whoever finds the lock held knows that this worker lives).
+"""
+
+import asyncio
+import logging
+import os
+import time
+from collections.abc import Callable
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Final
+
+from rollout_router.asgi import App
+from rollout_router.claims import (
+    Claim,
+    ClaimsError,
+    ClaimUnreadable,
+    FileClaimStore,
+    LifeLock,
+    OwnerIdentity,
+    new_nonce,
+)
+from rollout_router.history import History
+from rollout_router.routing.admission import Admission
+from rollout_router.routing.ownership import Ownership
+from rollout_router.routing.private import PrivateServer, private_directory, private_socket_path
+from rollout_router.routing.settings import Settings
+from rollout_router.routing.tasks import Tasks
+from rollout_router.transport.hop import HopClient
+
+__all__ = ["Worker"]
+
+HOUSEKEEPING_S: Final = 0.25
+"""How often idle entries are looked for, failed releases tried again, and the gate read."""
+
+LIFE_WATCH_S: Final = 1.0
+"""How often a forwarder that waits for an answer asks the owner's life lock."""
+
+_logger = logging.getLogger(__name__)
+
+
+class Worker:
+    """One running worker. Made by :meth:`start`, ended by :meth:`stop`."""
+
+    def __init__(self, settings: Settings, store: FileClaimStore, life: LifeLock) -> None:
+        self.settings = settings
+        self.store = store
+        self.life = life
+        self.id = life.owner.nonce
+        self.pid = os.getpid()
+        self.closed = False  # True past the drain's deadline: nothing is served any more
+        self.tasks = Tasks()
+        self.hops = HopClient()
+        self.history = History(settings.history, clock=time.monotonic)
+        self.admission = Admission(settings.state_dir)
+        self.ownership = Ownership(store, life.owner, history=self.history, tasks=self.tasks)
+        self._server: PrivateServer | None = None
+        self._identities: dict[str, OwnerIdentity] = {}
+
+    @classmethod
+    async def start(cls, settings: Settings, private_app: Callable[["Worker"], App]) -> "Worker":
+        """Open the store, take the life lock, listen.
+
+        Raises:
+            StoreRefused: the store or the run directory cannot be used; nothing is left behind.
+        """
+        nonce = new_nonce()
+        run_dir = settings.run_dir.absolute()  # other workers read it from the owner file
+
+        def prepare() -> tuple[FileClaimStore, LifeLock, Path]:
+            private_directory(run_dir)
+            socket_path = private_socket_path(run_dir, nonce)
+            store = FileClaimStore.open(
+                settings.state_dir,
+                service=settings.service,
+                allow_network_fs=settings.allow_network_fs,
+            )
+            life = LifeLock.acquire(store, nonce=nonce, socket=str(socket_path))
+            return store, life, socket_path
+
+        store, life, socket_path = await asyncio.to_thread(prepare)
+        with ExitStack() as undo:
+            undo.callback(life.close, remove=True)
+            worker = cls(settings, store, life)
+            worker._server = PrivateServer(socket_path, private_app(worker))
+            undo.callback(worker._server.close)
+            await worker._server.start()
+            undo.pop_all()
+        worker.tasks.spawn(worker._keep_house(), name="housekeeping")
+        _logger.info("worker %s serves %s at %s", worker.id, settings.service, socket_path)
+        return worker
+
+    @property
+    def socket_path(self) -> Path:
+        """Where the private socket lies."""
+        return Path(self.life.identity.socket)
+
+    async def stop(self) -> None:
+        """Leave: bounded by the drain's deadline, after which what still runs is cancelled."""
+        deadline = asyncio.get_running_loop().time() + self.settings.drain_s_max
+        self.ownership.leave()
+        server = self._server
+        if server is None:
+            raise RuntimeError("a worker that never started cannot stop")
+        # What still arrives is forwarded, but no idle connection may keep another from leaving.
+        retired, self.hops = self.hops, HopClient(idle_s=0)
+        await retired.close()
+        try:
+            async with asyncio.timeout_at(deadline):
+                await self.ownership.wait_released()
+                await server.wait_no_forwarder()
+        except TimeoutError:
+            _logger.warning(
+                "worker %s leaves with %d rollouts unfinished after %s s",
+                self.id,
+                len(self.ownership.grants),
+                self.settings.drain_s_max,
+            )
+        self.closed = True
+        await server.stop()
+        await self.tasks.cancel()
+        await self.hops.close()
+        self.ownership.close()
+        # With claims left the owner file must stay: it is how others prove that we are dead.
+        self.life.close(remove=self.ownership.is_clear)
+
+    async def identity_of(self, claim: Claim) -> OwnerIdentity | None:
+        """Who the owner of *claim* is; None where its file is missing or unreadable (unknown)."""
+        nonce = claim.owner.nonce
+        if nonce not in self._identities:
+            try:
+                found = await self.ownership.in_thread(lambda: self.store.owner(nonce))
+            except ClaimUnreadable:
+                return None
+            if found is None:
+                return None
+            self._identities[nonce] = found
+        return self._identities[nonce]
+
+    async def watch_life(self, claim: Claim, on_death: Callable[[], None]) -> None:
+        """Call *on_death* once the owner of *claim* is proven dead (its life lock is free)."""
+        while True:
+            await asyncio.sleep(LIFE_WATCH_S)
+            proof = await self.ownership.in_thread(lambda: self.store.proof_of_death(claim.owner))
+            if proof is not None:
+                on_death()
+                return
+
+    async def _keep_house(self) -> None:
+        while True:
+            await asyncio.sleep(HOUSEKEEPING_S)
+            try:
+                await self.ownership.in_thread(self.admission.refresh)
+            except ClaimsError:
+                _logger.exception("worker %s cannot read the gate", self.id)
+            self.ownership.release_overdue()
+            if self.ownership.leaving:
+                self.ownership.leave()

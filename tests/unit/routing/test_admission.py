@@ -1,0 +1,34 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gate as a worker sees it (R6)."""
+
+from pathlib import Path
+
+from rollout_router.claims import Gate, write_gate
+from rollout_router.routing.admission import Admission
+
+
+def test_r6_a_worker_that_starts_behind_a_closed_gate_starts_closed(tmp_path: Path) -> None:
+    write_gate(tmp_path, Gate(open=False, by="ada", why="upkeep"))
+
+    assert Admission(tmp_path).gate == Gate(open=False, by="ada", why="upkeep")
+
+
+def test_r6_the_gate_is_seen_when_it_is_read_again(tmp_path: Path) -> None:
+    admission = Admission(tmp_path)
+    seen = [admission.gate.open]
+
+    write_gate(tmp_path, Gate(open=False, by="ada", why="upkeep"))
+    seen.append(admission.gate.open)
+    admission.refresh()
+    seen.append(admission.gate.open)
+    (tmp_path / "gate").unlink()
+    admission.refresh()
+    seen.append(admission.gate.open)
+
+    assert seen == [True, True, False, True]
+
+
+def test_r6_a_gate_that_cannot_be_read_is_closed(tmp_path: Path) -> None:
+    (tmp_path / "gate").write_bytes(b"open")
+
+    assert not Admission(tmp_path).gate.open

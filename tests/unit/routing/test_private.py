@@ -1,0 +1,131 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The private socket (R1)."""
+
+import asyncio
+import os
+import socket
+import stat
+from pathlib import Path
+
+import pytest
+from support.routing import Application
+
+from rollout_router.claims import StoreRefused
+from rollout_router.routing.private import (
+    SOCKET_PATH_BYTES_MAX,
+    PrivateServer,
+    private_directory,
+    private_socket_path,
+)
+
+REQUEST = b"POST /x HTTP/1.1\r\nhost: a\r\ncontent-length: 2\r\n\r\n{}"
+
+
+def test_a_run_directory_is_made_for_its_user_alone(folder: Path) -> None:
+    private_directory(folder / "a" / "run")
+
+    assert stat.S_IMODE((folder / "a" / "run").stat().st_mode) == 0o700
+    private_directory(folder / "a" / "run")
+
+
+@pytest.mark.parametrize("mode", [0o750, 0o701, 0o777])
+def test_a_run_directory_that_is_open_to_others_is_refused_with_the_remedy(
+    folder: Path, mode: int
+) -> None:
+    (folder / "run").mkdir()
+    (folder / "run").chmod(mode)
+
+    with pytest.raises(StoreRefused, match="chmod 700"):
+        private_directory(folder / "run")
+
+
+def test_a_run_directory_that_is_a_link_or_a_file_is_refused(folder: Path) -> None:
+    (folder / "real").mkdir(mode=0o700)
+    (folder / "link").symlink_to(folder / "real")
+    (folder / "file").touch()
+
+    for name in ("link", "file", "file/below"):
+        with pytest.raises(StoreRefused):
+            private_directory(folder / name)
+
+
+def test_a_socket_path_that_does_not_fit_is_refused_with_the_remedy() -> None:
+    longest = Path("/" + "d" * (SOCKET_PATH_BYTES_MAX - len("//n.sock")))
+    assert len(os.fsencode(private_socket_path(longest, "n"))) == SOCKET_PATH_BYTES_MAX
+
+    with pytest.raises(StoreRefused, match="shorter run directory"):
+        private_socket_path(longest / "d", "n")
+
+
+def test_the_length_of_a_socket_path_is_counted_in_bytes() -> None:
+    with pytest.raises(StoreRefused, match="107 bytes"):
+        private_socket_path(Path("/" + "\xe9" * 60), "n")
+
+
+async def test_the_socket_is_private_and_serves_without_marks_of_its_own(folder: Path) -> None:
+    app = Application()
+    server = PrivateServer(folder / "n.sock", app)
+    await server.start()
+    assert stat.S_IMODE((folder / "n.sock").stat().st_mode) == 0o600
+
+    reader, writer = await asyncio.open_unix_connection(folder / "n.sock")
+    writer.write(REQUEST)
+    head = (await reader.readuntil(b"\r\n\r\n")).lower()
+    writer.close()
+    await writer.wait_closed()
+    await server.wait_no_forwarder()
+    await server.stop()
+
+    assert head.startswith(b"http/1.1 200")
+    assert b"server:" not in head
+    assert b"date:" not in head
+    assert app.calls[0].body == b"{}"
+    assert not (folder / "n.sock").exists()
+
+
+async def test_the_wait_for_forwarders_ends_with_the_last_of_them(folder: Path) -> None:
+    server = PrivateServer(folder / "n.sock", Application())
+    await server.start()
+    writers = []
+    for _ in range(2):
+        reader, writer = await asyncio.open_unix_connection(folder / "n.sock")
+        writer.write(REQUEST)
+        await reader.readuntil(b"\r\n\r\n")
+        writers.append(writer)
+
+    async with asyncio.TaskGroup() as group:
+        waiting = group.create_task(server.wait_no_forwarder())
+        writers[0].close()
+        await writers[0].wait_closed()
+        await asyncio.sleep(0)
+        assert not waiting.done()
+        writers[1].close()
+    await server.stop()
+
+
+async def test_a_path_that_is_taken_is_refused_and_nothing_is_left_open(folder: Path) -> None:
+    server = PrivateServer(folder / "n.sock", Application())
+    try:
+        with pytest.raises(StoreRefused, match="cannot listen on"):
+            PrivateServer(folder / "n.sock", Application())
+    finally:
+        server.close()
+    assert not (folder / "n.sock").exists()
+
+
+def test_a_listener_is_closed_in_a_forked_child(folder: Path) -> None:
+    server = PrivateServer(folder / "n.sock", Application())
+    number = server._socket.fileno()
+    child = os.fork()
+    if child == 0:
+        try:
+            os.fstat(number)
+        except OSError:
+            os._exit(0)
+        os._exit(1)
+    _, status = os.waitpid(child, 0)
+    server.close()
+
+    assert os.waitstatus_to_exitcode(status) == 0
+    with socket.socket(socket.AF_UNIX) as probe, pytest.raises(FileNotFoundError):
+        probe.connect(str(folder / "n.sock"))

@@ -1,0 +1,256 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A worker's life, from its lock to its leaving (C3, C6)."""
+
+import asyncio
+import stat
+from pathlib import Path
+
+import pytest
+from support.routing import Application, Client, Rig, answer, never
+
+from rollout_router.claims import Gate, StoreRefused, StoreUnavailable, Verdict, write_gate
+from rollout_router.history import Bounds
+from rollout_router.routing import Router
+from rollout_router.routing import worker as module
+from rollout_router.routing.private import PrivateServer
+
+
+def owner_files(rig: Rig) -> set[str]:
+    return {path.name for path in (rig.state_dir / "owners").iterdir()}
+
+
+def sockets(rig: Rig) -> set[str]:
+    return {path.name for path in rig.run_dir.iterdir()}
+
+
+async def test_a_started_worker_lives_listens_and_can_be_found(rig: Rig) -> None:
+    _, worker = await rig.start(Application())
+
+    assert owner_files(rig) == {worker.id}
+    assert sockets(rig) == {f"{worker.id}.sock"}
+    assert stat.S_IMODE(rig.run_dir.stat().st_mode) == 0o700
+    identity = rig.store.owner(worker.id)
+    assert identity is not None
+    assert Path(identity.socket) == worker.socket_path
+    assert worker.socket_path.is_absolute()
+    assert rig.store.judge(identity.owner).verdict is Verdict.ALIVE
+
+
+async def test_a_run_directory_is_made_absolute_for_the_other_workers(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(rig.state_dir.parent)
+
+    _, worker = await rig.start(Application(), run_dir=Path("run"))
+
+    assert worker.socket_path == rig.run_dir / f"{worker.id}.sock"
+
+
+async def test_c3_a_worker_that_leaves_takes_all_its_traces_along(rig: Rig) -> None:
+    router, worker = await rig.start(Application())
+    await Client().ask(router)
+
+    await router.stop_worker()
+
+    assert rig.store.read("r1") is None
+    assert owner_files(rig) == set()
+    assert sockets(rig) == set()
+    assert not worker.life.intact()
+    assert (await Client().ask(router)).status == 503
+
+
+async def test_c3_past_the_deadline_claims_and_owner_file_stay_as_evidence(rig: Rig) -> None:
+    app, next_app = Application(never), Application()
+    router, worker = await rig.start(app, drain_s_max=0)
+    other, _ = await rig.start(next_app)
+    client = Client()
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(client.ask(router))
+        await app.arrived()
+        await router.stop_worker()
+        before = rig.claim()
+        assert before.owner.nonce == worker.id
+        assert worker.id in owner_files(rig)
+        assert f"{worker.id}.sock" not in sockets(rig)
+
+        taken = await Client().ask(other)
+        asking.cancel()
+
+    assert taken.status == 200
+    assert rig.claim().claim_epoch > before.claim_epoch
+
+
+@pytest.mark.parametrize("method", ["take", "release"])
+async def test_c3_a_change_that_runs_at_the_deadline_leaves_the_owner_file(
+    rig: Rig, method: str
+) -> None:
+    router, worker = await rig.start(Application(), drain_s_max=0)
+    other, _ = await rig.start(Application())
+    store = rig.pause_claims(worker)
+    pause = store.pause(method, after=method == "take")
+    client = Client()
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(client.ask(router))
+        if method == "release":
+            await asking
+            worker.ownership.leave()
+        await pause.reached.wait()
+        await router.stop_worker()
+        asking.cancel()
+    assert set(rig.files_of(worker)) == {"r1"}
+    assert worker.id in owner_files(rig)
+
+    taken = await Client().ask(other)  # its death can be proven: nobody has to force anything
+    pause.go()
+
+    assert taken.status == 200
+
+
+async def test_a_leaver_finishes_what_is_in_flight(rig: Rig) -> None:
+    app = Application()
+    router, worker = await rig.start(app)
+    go = asyncio.Event()
+
+    async def script(call: object) -> None:
+        await go.wait()
+        await answer(b"finished")(call)  # type: ignore[arg-type] # an AppCall
+
+    app.script = script
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(Client().ask(router))
+        await app.arrived()
+        stopping = group.create_task(router.stop_worker())
+        await asyncio.sleep(0)
+        assert not stopping.done()
+        assert set(rig.files_of(worker)) == {"r1"}
+        go.set()
+
+    assert asking.result().content == b"finished"
+    assert owner_files(rig) == set()
+
+
+async def test_a_leaver_forwards_what_still_arrives(rig: Rig) -> None:
+    app, own_app = Application(), Application(never)
+    owner_router, _ = await rig.start(app)
+    leaver_router, _ = await rig.start(own_app)
+    await Client().ask(owner_router)
+    held = Client(path="/sessions/r2/x")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(held.ask(leaver_router))
+        await own_app.arrived()
+        stopping = group.create_task(leaver_router.stop_worker())
+        await asyncio.sleep(0)
+
+        forwarded = await Client().ask(leaver_router)
+        assert not stopping.done()
+        held.leave()
+
+    assert forwarded.status == 200
+    assert len(app.calls) == 2
+
+
+async def test_two_workers_that_know_each_other_leave_at_the_same_time(rig: Rig) -> None:
+    routers = [(await rig.start(Application()))[0] for _ in range(2)]
+    for number, router in enumerate(routers):
+        await Client(path=f"/sessions/r{number}/x").ask(router)
+        await Client(path=f"/sessions/r{number}/x").ask(routers[1 - number])
+
+    async with asyncio.TaskGroup() as group:
+        for router in routers:
+            group.create_task(router.stop_worker())
+
+    assert owner_files(rig) == set()
+
+
+async def test_a_store_of_another_service_refuses_and_leaves_nothing_behind(rig: Rig) -> None:
+    assert rig.store.service == "model"
+    router = Router(Application(), rig.settings(service="agent"))
+
+    with pytest.raises(StoreRefused):
+        await router.start_worker()
+
+    assert owner_files(rig) == set()
+    assert sockets(rig) == set()
+    await router.stop_worker()  # never started: nothing to stop
+
+
+async def test_a_socket_path_that_does_not_fit_is_refused_as_the_store_would_be(rig: Rig) -> None:
+    router = Router(Application(), rig.settings(run_dir=rig.run_dir / ("d" * 100)))
+
+    with pytest.raises(StoreRefused, match="shorter run directory"):
+        await router.start_worker()
+
+    assert not (rig.state_dir / "owners").exists() or owner_files(rig) == set()
+
+
+async def test_a_listener_that_cannot_start_leaves_nothing_behind(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def fail(_: object) -> None:
+        raise LookupError("no loop")
+
+    monkeypatch.setattr(PrivateServer, "start", fail)
+    router = Router(Application(), rig.settings())
+
+    with pytest.raises(LookupError):
+        await router.start_worker()
+
+    assert owner_files(rig) == set()
+    assert sockets(rig) == set()
+    assert router.worker is None
+
+
+async def test_c6_housekeeping_gives_idle_rollouts_back(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOUSEKEEPING_S", 0)
+    router, worker = await rig.start(Application(), history=Bounds(idle_s_max=0.001))
+
+    await Client().ask(router)
+    await worker.ownership.wait_released()
+
+    assert rig.store.read("r1") is None
+
+
+async def test_c6_housekeeping_of_a_leaver_tries_failed_releases_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "HOUSEKEEPING_S", 0)
+    router, worker = await rig.start(Application())
+    await Client().ask(router)
+    store = rig.pause_claims(worker)
+    for _ in range(3):
+        store.fail("release", StoreUnavailable("releasing", 5))
+
+    await router.stop_worker()
+
+    assert rig.store.read("r1") is None
+    assert owner_files(rig) == set()
+
+
+async def test_r6_housekeeping_reads_the_gate(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "HOUSEKEEPING_S", 0)
+    router, worker = await rig.start(Application())
+    seen, refresh = asyncio.Event(), worker.admission.refresh
+    loop = asyncio.get_running_loop()
+
+    def refreshed() -> None:
+        refresh()
+        if not worker.admission.gate.open:
+            loop.call_soon_threadsafe(seen.set)
+
+    monkeypatch.setattr(worker.admission, "refresh", refreshed)
+    write_gate(rig.state_dir, Gate(open=False, by="ada", why="upkeep"))
+    await seen.wait()
+
+    assert (await Client().ask(router)).status == 503
+
+
+async def test_an_owners_identity_is_read_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    rig.owner()
+    _, worker = await rig.start(Application())
+    first = await worker.identity_of(rig.claim())
+    monkeypatch.setattr(worker.store, "owner", None)
+
+    assert first is not None
+    assert await worker.identity_of(rig.claim()) is first
