@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router claims``: who owns what, and the evidence for it. These commands only read."""
+"""``rollout-router claims``: who owns what, and the evidence. What stands here only reads."""
 
 import json
 import sys
@@ -20,11 +20,10 @@ from rollout_router.claims import (
     Unreadable,
     valid_rollout_id,
 )
-from rollout_router.cli.flags import ExitCode, json_flag, state_dir_flag
+from rollout_router.cli.claims_changes import force, reap, verify
+from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
 
 __all__ = ["Owners", "claims", "open_store"]
-
-SCHEMA = 1
 
 
 class Owners:
@@ -48,16 +47,17 @@ class Owners:
 
 def open_store(state_dir: Path) -> FileClaimStore:
     """The store, to read; exits with a message where there is none or it is refused."""
-    try:
+    with ended_by(ClaimsError, ExitCode.REFUSED):
         return FileClaimStore.inspect(state_dir)
-    except ClaimsError as error:
-        click.echo(f"rollout-router: {error}", err=True)
-        sys.exit(ExitCode.REFUSED)
 
 
 @click.group()
 def claims() -> None:
-    """Inspect the claims of a store."""
+    """Inspect, free and verify the claims of a store."""
+
+
+for command in (force, reap, verify):
+    claims.add_command(command)
 
 
 @claims.command("list")
@@ -69,11 +69,12 @@ def list_claims(*, state_dir: Path, as_json: bool) -> None:
     owners = Owners(store)
     rows: list[dict[str, Any]] = []
     unreadable: list[Unreadable] = []
-    for found in store.survey():
-        if isinstance(found, Unreadable):
-            unreadable.append(found)
-        else:
-            rows.append(_row(found, owners))
+    with ended_by(ClaimsError, ExitCode.DAMAGE_FOUND):
+        for found in store.survey():
+            if isinstance(found, Unreadable):
+                unreadable.append(found)
+            else:
+                rows.append(_row(found, owners))
     if as_json:
         click.echo(
             json.dumps(
@@ -105,11 +106,8 @@ def show_claim(*, rollout_id: str, state_dir: Path, as_json: bool) -> None:
     if not valid_rollout_id(rollout_id):
         raise click.UsageError(f"{rollout_id!r} is no rollout id")
     store = open_store(state_dir)
-    try:
+    with ended_by(ClaimsError, ExitCode.DAMAGE_FOUND):
         claim = store.read(rollout_id)
-    except ClaimsError as error:
-        click.echo(f"rollout-router: {error}", err=True)
-        sys.exit(ExitCode.DAMAGE_FOUND)
     if claim is None:
         click.echo(f"rollout-router: rollout {rollout_id} has no claim in {state_dir}", err=True)
         sys.exit(ExitCode.FAILED)

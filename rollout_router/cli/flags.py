@@ -3,20 +3,27 @@
 
 import enum
 import os
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
 
 __all__ = [
+    "SCHEMA",
     "ExitCode",
     "default_run_dir",
     "default_state_dir",
+    "ended_by",
     "flag",
     "json_flag",
     "state_dir_flag",
 ]
+
+SCHEMA: Final = 1
+"""The version of every JSON document that a command prints; fields may be added to one."""
 
 
 class ExitCode(enum.IntEnum):
@@ -37,6 +44,16 @@ def flag(name: str, *names: str, **options: Any) -> Callable[[Any], Any]:
     twin = name.split("/", 1)[0].lstrip("-").replace("-", "_").upper()
     options.setdefault("show_default", True)
     return click.option(name, *names, envvar=f"ROLLOUT_ROUTER_{twin}", show_envvar=True, **options)
+
+
+@contextmanager
+def ended_by(error: type[Exception], code: ExitCode) -> Iterator[None]:
+    """End the command with *code* and the error's own message, instead of a traceback."""
+    try:
+        yield
+    except error as raised:
+        click.echo(f"rollout-router: {raised}", err=True)
+        sys.exit(code)
 
 
 def default_state_dir() -> Path:

@@ -12,8 +12,9 @@ from rollout_router import __version__
 __all__ = ["main"]
 
 _COMMANDS: Final[Mapping[str, str]] = {
+    "admission": "Close, open and see the gate of a service.",
     "bench": "Measure the stages of a turn, side by side.",
-    "claims": "Inspect the claims of a store.",
+    "claims": "Inspect, free and verify the claims of a store.",
     "demo": "Play rollouts through kills of their owners.",
     "conformance": "Run a real harness with deltas and in full, and compare.",
     "serve": "Run the gateway.",

@@ -11,7 +11,7 @@ import click
 
 from rollout_router.claims import ClaimsError, FileClaimStore, read_gate
 from rollout_router.cli.flags import ExitCode, default_run_dir, flag, state_dir_flag
-from rollout_router.gateway import CaptureSink, SinkRefused
+from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
 from rollout_router.routing.private import private_directory
 from rollout_router.serve.compose import AppNotFound, load_app
 from rollout_router.serve.config import ServeConfig
@@ -81,7 +81,7 @@ def serve(**options: Any) -> None:
         _check(config)
     except (AppNotFound, OSError, ValueError) as error:
         _end(error, ExitCode.USAGE)
-    except (ClaimsError, SinkRefused) as error:
+    except (ClaimsError, SinkRefused, SinkUnavailable) as error:
         _end(error, ExitCode.REFUSED)
     try:
         listener = bind_public(options["host"], options["port"])
