@@ -7,16 +7,16 @@
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rollout_router.routing import Settings, install
+    from rollout_router.routing import SessionSettings, Settings, close_session, install
 
-__all__ = ["Settings", "__version__", "install"]
+__all__ = ["SessionSettings", "Settings", "__version__", "close_session", "install"]
 
 __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> object:
     """Import on first use: a command that reads the store needs no web server."""
-    if name in {"Settings", "install"}:
+    if name in {"SessionSettings", "Settings", "close_session", "install"}:
         from rollout_router import routing  # noqa: PLC0415 - what this function is for
 
         return getattr(routing, name)

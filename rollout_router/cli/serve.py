@@ -43,6 +43,8 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="A rollout without a call for so long is forgotten.",
 )
 @flag("--rollout-header", default="X-Session-ID", help="Header that names a rollout.")
+@flag("--session-cookie", metavar="NAME", help="Cookie that names a session of the application.")
+@flag("--session-header", metavar="NAME", help="Header that names one, where no cookie does.")
 @flag(
     "--rollout-keys",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -114,6 +116,8 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         history_bytes=options["history_bytes"],
         history_idle_s=options["history_idle_seconds"],
         rollout_header=options["rollout_header"],
+        session_cookie=options["session_cookie"],
+        session_header=options["session_header"],
         rollout_keys_file=absolute(options["rollout_keys"]),
         allow_network_fs=options["allow_network_fs"],
         drain_s=options["drain_seconds"],

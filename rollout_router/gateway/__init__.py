@@ -4,8 +4,8 @@
     router ── Capture ── create_app(model) ── Scripted | Upstream
                  └────── CaptureSink
 
-``Capture`` and ``CaptureSink`` serve any ASGI application; the model server is one of them. Each name
-is imported on first use: a worker around an application of its own needs no web framework of ours.
+``Capture`` and ``CaptureSink`` serve any ASGI application; the model server is one of them. Each
+name is imported on first use: a worker around an application of its own needs no web framework.
 """
 
 import importlib

@@ -3,7 +3,8 @@
 
 from rollout_router.routing.install import install
 from rollout_router.routing.keys import mint_key
+from rollout_router.routing.making import close_session
 from rollout_router.routing.router import Router
-from rollout_router.routing.settings import Settings
+from rollout_router.routing.settings import SessionSettings, Settings
 
-__all__ = ["Router", "Settings", "install", "mint_key"]
+__all__ = ["Router", "SessionSettings", "Settings", "close_session", "install", "mint_key"]

@@ -115,8 +115,6 @@ class Client:
 
     async def answer(self, status: int, headers: Headers, body: bytes) -> None:
         """Send a whole answer of the router's own; what was buffered of another is dropped."""
-        if self._buffer is not None:
-            self._buffer = []
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What to do with a request for a rollout. Pure and synchronous: the middleware does it.
+"""What to do with a request of a rollout or session. Pure and synchronous: the middleware does it.
 
 C3, C4  a claim moves only when its owner is proven dead; unknown is never treated as dead.
 R1      what came over the private socket is served here or refused with 421, never forwarded.
 R2      only a failed connect and a 421 allow another route, and 421 at most twice.
+R3      a session stays with its owner; where that one is dead or has left, it is lost.
 R6      while the gate is closed nothing is claimed. A forwarder never decides admission.
 """
 
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, assert_never
 
 from rollout_router.claims import Claim, Gate, Verdict
@@ -15,7 +17,10 @@ from rollout_router.claims import Claim, Gate, Verdict
 __all__ = [
     "REROUTES_MAX",
     "Acquire",
+    "Bury",
+    "Forget",
     "Forward",
+    "Lost",
     "Refuse",
     "Reread",
     "Serve",
@@ -23,6 +28,7 @@ __all__ = [
     "after_connect_failure",
     "route_hop",
     "route_public",
+    "route_session",
 ]
 
 REROUTES_MAX: Final = 2
@@ -52,6 +58,26 @@ class TakeOver:
 
 
 @dataclass(frozen=True, slots=True)
+class Bury:
+    """The owner of a session is proven dead: leave its tombstone, then decide anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Lost:
+    """The session's state is gone: 410."""
+
+    claim: Claim
+    why: str
+
+
+@dataclass(frozen=True, slots=True)
+class Forget:
+    """The session's tombstone has lasted long enough: remove it, then decide anew."""
+
+    tombstone: Claim
+
+
+@dataclass(frozen=True, slots=True)
 class Reread:
     """What was read is stale: read the claim again and decide anew."""
 
@@ -76,11 +102,39 @@ def route_public(
         gate: admission at this worker.
     """
     if held_epoch is None and claim is not None and claim.owner.nonce != me:
-        return Forward(claim)
+        return Forward(claim) if claim.kind == "rollout" else _of_another_kind(claim)
     if not gate.open:
         return _closed(gate)
     # A claim in our own name that memory does not hold is taken again, higher (C2).
     return Acquire() if held_epoch is None else Serve()
+
+
+def route_session(
+    *, me: str, claim: Claim | None, gate: Gate, now: datetime, tombstone_s: float
+) -> Acquire | Forward | Lost | Forget | Refuse:
+    """Decide where a request of a session goes that this worker's memory does not hold (R3).
+
+    A session that nobody claims is held for the length of the call, and kept if the application
+    names it in the answer. A claim in our own name that memory does not hold is not taken again:
+    the state that it stood for is gone.
+
+    Args:
+        me: the nonce of this worker.
+        claim: what the store says.
+        gate: admission at this worker.
+        now: the time, with its zone.
+        tombstone_s: how long a lost session says 410.
+    """
+    if claim is None:
+        return Acquire() if gate.open else _closed(gate)
+    if claim.kind != "session":
+        return _of_another_kind(claim)
+    if claim.state == "lost":
+        age_s = (now - datetime.fromisoformat(claim.at)).total_seconds()
+        return Forget(claim) if age_s > tombstone_s else Lost(claim, f"{claim.reason}, {claim.at}")
+    if claim.owner.nonce == me:
+        return Lost(claim, "its owner no longer holds it")
+    return Forward(claim)
 
 
 def route_hop(*, held_epoch: int | None, expected_epoch: int, gate: Gate) -> Serve | Refuse:
@@ -95,7 +149,7 @@ def route_hop(*, held_epoch: int | None, expected_epoch: int, gate: Gate) -> Ser
 
 def after_connect_failure(
     verdict: Verdict, *, before: Claim, now: Claim | None, gate: Gate, reason: str
-) -> TakeOver | Reread | Refuse:
+) -> TakeOver | Bury | Reread | Refuse:
     """Decide after the owner's socket was missing, refused, or did not take a connection.
 
     Args:
@@ -108,6 +162,8 @@ def after_connect_failure(
     if now is None or (now.claim_epoch, now.owner) != (before.claim_epoch, before.owner):
         return Reread()
     match verdict:
+        case Verdict.DEAD if before.kind == "session":
+            return Bury()
         case Verdict.DEAD:
             return TakeOver() if gate.open else _closed(gate)
         case Verdict.ALIVE | Verdict.UNKNOWN:
@@ -118,6 +174,13 @@ def after_connect_failure(
             )
         case _:
             assert_never(verdict)
+
+
+def _of_another_kind(claim: Claim) -> Refuse:
+    return Refuse(
+        "rollout_id_invalid",
+        f"a {claim.kind} is claimed under this name, by worker {claim.owner.nonce}",
+    )
 
 
 def _closed(gate: Gate) -> Refuse:

@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of one rollout on its way through the router, and the mark its answer will carry."""
+"""One request of a rollout or session on its way through, and the mark its answer will carry."""
 
 from dataclasses import dataclass
 
 from rollout_router.asgi import Receive, Scope, Send
+from rollout_router.claims.record import Kind
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
 from rollout_router.routing.headers import Headers
@@ -31,10 +32,18 @@ class Exchange:
     scope: Scope
     client: Client
     mark: Mark
+    kind: Kind = "rollout"
 
     @classmethod
     def of(
-        cls, rollout_id: str, scope: Scope, receive: Receive, send: Send, *, deltas: bool
+        cls,
+        rollout_id: str,
+        scope: Scope,
+        receive: Receive,
+        send: Send,
+        *,
+        deltas: bool,
+        kind: Kind = "rollout",
     ) -> "Exchange":
         """Begin one; with *deltas*, every final answer to ``keep`` or to a frame is marked."""
         headers: Headers = scope["headers"]
@@ -44,6 +53,7 @@ class Exchange:
             scope=scope,
             client=Client(scope, receive, send),
             mark=Mark(wanted=deltas and asked),
+            kind=kind,
         )
 
 

@@ -20,6 +20,7 @@ from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import headers as wire
 from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.headers import Headers
+from rollout_router.routing.identity import path_of
 from rollout_router.transport.hop import ConnectFailed, HopClient, HopLost, HopRequest, HopResponse
 
 __all__ = ["HELD_BODY_BYTES_MAX", "MOVED", "Hop", "HopEnd", "NotDispatched"]
@@ -145,17 +146,21 @@ class Hop:
 
 
 def _of_the_message(headers: Headers) -> Headers:
-    """The headers that are not of one connection, nor named by Connection as such."""
+    """The headers that are not of one connection, nor named by Connection as such.
+
+    What tells a frame from a body is never dropped: a frame must not reach an application.
+    """
     named = {
         token.strip().lower()
         for key, value in headers
         if key.lower() == b"connection"
         for token in value.split(b",")
     }
-    return wire.without(headers, *(wire.HOP_BY_HOP | named))
+    dropped = wire.HOP_BY_HOP | (named - {b"content-type", wire.HISTORY})
+    return wire.without(headers, *dropped)
 
 
 def _target(scope: Scope) -> bytes:
-    path: bytes = scope["raw_path"]
-    query: bytes = scope["query_string"]
+    path = path_of(scope)
+    query: bytes = scope.get("query_string", b"")
     return path + b"?" + query if query else path

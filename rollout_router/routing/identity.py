@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Which rollout a request names: path before header (R7). Pure.
+"""Which rollout or session a request names: path, header, session (R7). Pure.
 
 Ids are read from the raw path, so that a percent sign breaks the pattern instead of hiding
 another spelling of the same id.
@@ -9,8 +9,13 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
+from urllib.parse import quote
 
-__all__ = ["InvalidIdentity", "Rollout", "identify"]
+from rollout_router.asgi import Scope
+from rollout_router.claims.record import Kind
+from rollout_router.routing.sessions import PREFIX, SessionNames
+
+__all__ = ["InvalidIdentity", "Rollout", "identify", "path_of"]
 
 _ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PATH: Final = re.compile(rb"/(?:ng-rollout|sessions)/([^/?#]*)(?:[/?#]|$)")
@@ -19,20 +24,31 @@ _CONTROL: Final = b"/ng-control/"  # NeMo Gym's own; never claimed or forwarded
 
 @dataclass(frozen=True, slots=True)
 class Rollout:
-    """The rollout that a request belongs to."""
+    """What a request belongs to: a rollout, or a session under the name that it is claimed by."""
 
     rollout_id: str
+    kind: Kind = "rollout"
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidIdentity:
-    """The request names a rollout by an id outside the pattern."""
+    """The request names a rollout by an id outside the pattern, or more than one session."""
 
     text: str
 
 
+def path_of(scope: Scope) -> bytes:
+    """The path as it came over the wire; encoded anew where the server does not say."""
+    raw: bytes | None = scope.get("raw_path")
+    return raw or quote(scope["path"], safe="/:@!$&'()*+,;=~").encode()
+
+
 def identify(
-    raw_path: bytes, headers: Iterable[tuple[bytes, bytes]], *, header: bytes
+    raw_path: bytes,
+    headers: Iterable[tuple[bytes, bytes]],
+    *,
+    header: bytes,
+    sessions: SessionNames | None = None,
 ) -> Rollout | InvalidIdentity | None:
     """Find the identity of a request; None where it names no rollout.
 
@@ -40,9 +56,21 @@ def identify(
         raw_path: the path as it came over the wire, still percent-encoded.
         headers: names in any case.
         header: the configured header's name, in lower case.
+        sessions: how sessions are named; None where none are routed.
     """
     if raw_path.startswith(_CONTROL):
         return None
+    found = _rollout(raw_path, headers, header)
+    if sessions is None:
+        return found
+    if isinstance(found, Rollout) and found.rollout_id.startswith(PREFIX):
+        return InvalidIdentity(found.rollout_id)  # the name of a session's claim
+    return found or _session(sessions.in_request(headers))
+
+
+def _rollout(
+    raw_path: bytes, headers: Iterable[tuple[bytes, bytes]], header: bytes
+) -> Rollout | InvalidIdentity | None:
     match = _PATH.match(raw_path)
     if match:
         return _checked(match.group(1))
@@ -52,6 +80,12 @@ def identify(
     if len(named) > 1:  # two names for one request: which one is meant cannot be known
         return InvalidIdentity(", ".join(sorted(value.decode("latin-1") for value in named)))
     return _checked(named.pop())
+
+
+def _session(names: set[str]) -> Rollout | InvalidIdentity | None:
+    if len(names) > 1:
+        return InvalidIdentity(", ".join(sorted(names)))
+    return Rollout(names.pop(), kind="session") if names else None
 
 
 def _checked(raw_id: bytes) -> Rollout | InvalidIdentity:

@@ -3,6 +3,7 @@
 
 H1  the application sees byte for byte the body that the harness wrote; the digest is checked first.
 H2  a delta names its base by content, so the same delta delivered twice is the same body twice.
+R3  a session that the application names in its answer is owned here before the head leaves.
 H4  a base is kept when the body is complete and verified, whatever the application then answers.
 C1  the owner's re-check is the last act before the application.
 R5  every answer names worker and claim epoch. What the application says of itself under our names
@@ -12,6 +13,7 @@ R5  every answer names worker and claim epoch. What the application says of itse
 import asyncio
 import hashlib
 import logging
+from functools import partial
 from typing import Final
 
 from rollout_router.asgi import App, Message, Scope
@@ -22,6 +24,7 @@ from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.headers import Headers
+from rollout_router.routing.making import CLOSE_KEY, AnswerWatch
 from rollout_router.routing.ownership import Held
 from rollout_router.routing.worker import Worker
 from rollout_router.transport.sandbox.frame import Frame, Malformed, TooLong, parse_frame, rebuild
@@ -72,11 +75,27 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
             rollout_id=claim.rollout_id,
             claim_epoch=claim.claim_epoch,
         )
-    scope = {**exchange.scope, "headers": wire.without_ours(headers), CALL_KEY: call}
-    await _run(app, scope, client, body=body, extra=[*_names(call), *mark.headers()])
+    headers = wire.without_ours(headers)
+    if settings.rollout_keys is not None and exchange.kind == "rollout":
+        headers = wire.without(headers, b"authorization")  # the key is for us alone
+    scope = {**exchange.scope, "headers": headers, CALL_KEY: call}
+    watch = None
+    if exchange.kind == "session" and worker.sessions is not None:
+        watch = AnswerWatch(worker, worker.sessions)
+        scope[CLOSE_KEY] = partial(worker.ownership.close_session, held)
+    extra = [*_names(call), *mark.headers()]
+    await _run(app, scope, client, body=body, extra=extra, watch=watch)
 
 
-async def _run(app: App, scope: Scope, client: Client, *, body: bytes, extra: Headers) -> None:
+async def _run(
+    app: App,
+    scope: Scope,
+    client: Client,
+    *,
+    body: bytes,
+    extra: Headers,
+    watch: AnswerWatch | None,
+) -> None:
     """Give the whole body to the application and its answer to the client."""
     delivered = False
 
@@ -89,6 +108,8 @@ async def _run(app: App, scope: Scope, client: Client, *, body: bytes, extra: He
         return {"type": "http.disconnect"}
 
     async def send(message: Message) -> None:
+        if watch is not None:
+            await watch.passing(message)
         if message["type"] == "http.response.start":
             message = {
                 **message,
@@ -101,6 +122,8 @@ async def _run(app: App, scope: Scope, client: Client, *, body: bytes, extra: He
     except Exception as error:
         if client.started:
             raise
+        if watch is not None and watch.refusal is not None:
+            raise watch.refusal from error
         # The answer is ours then, so that it carries the mark: the base is held all the same (H4).
         call: Call = scope[CALL_KEY]
         _logger.exception("rollout %s: the application failed before it answered", call.rollout_id)
@@ -111,6 +134,8 @@ async def _run(app: App, scope: Scope, client: Client, *, body: bytes, extra: He
             rollout_id=call.rollout_id,
             claim_epoch=call.claim_epoch,
         ) from error
+    if watch is not None and watch.refusal is not None:  # the application went on all the same
+        raise watch.refusal
 
 
 async def _rebuilt(

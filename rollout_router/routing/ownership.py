@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rollouts that this worker owns: the set in memory, kept equal to the files on disk.
+"""The rollouts and sessions that this worker owns: memory, kept equal to the files on disk.
 
-C1  a grant in memory is re-checked against the disk before it is used (:meth:`Ownership.held`).
+C1  a grant in memory is re-checked against the disk before it is used (``begin_held``).
 C6  a grant and its history entry come and go together; who evicts an entry releases its claim.
+R3  a session stays until it is closed, whatever history evicts; a leaver marks it lost.
 H3  eviction comes before release: bytes are freed at once, the file follows in a thread.
 
 At most one acquisition or release runs per rollout, and every request waits for it. An acquisition
@@ -18,6 +19,7 @@ import logging
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Final, TypeVar, assert_never
 
 from rollout_router.claims import (
@@ -31,6 +33,8 @@ from rollout_router.claims import (
     StoreUnavailable,
     stripe_of,
 )
+from rollout_router.claims.record import Kind
+from rollout_router.errors import Refusal
 from rollout_router.history import CallHandle, History, Key
 from rollout_router.routing.tasks import Tasks
 
@@ -55,6 +59,14 @@ class Held:
     call: CallHandle
 
 
+class _Session(Enum):
+    """What is known of a session that this worker holds."""
+
+    OFFERED = "offered"  # a client named it; unless the application does too, it goes with the call
+    MADE = "made"  # the application named it in an answer
+    CLOSED = "closed"  # the application is done with it
+
+
 class Ownership:
     """The grants of one worker.
 
@@ -63,14 +75,26 @@ class Ownership:
         owner: this worker, by nonce and life lock.
         history: the entries; this class alone opens, drops and evicts them.
         tasks: owner of the acquisitions and releases.
+        sessions_max: so many sessions are held at most.
     """
 
-    def __init__(self, store: ClaimStore, owner: Owner, *, history: History, tasks: Tasks) -> None:
+    def __init__(
+        self,
+        store: ClaimStore,
+        owner: Owner,
+        *,
+        history: History,
+        tasks: Tasks,
+        sessions_max: int = 0,
+    ) -> None:
         self._store = store
         self._owner = owner
         self._history = history
         self._tasks = tasks
+        self._sessions_max = sessions_max
         self._grants: dict[str, Grant] = {}
+        self._sessions: dict[str, _Session] = {}  # those of _grants, and those being taken
+        self._overdue: set[str] = set()  # sessions that could not be given back yet
         self._busy: dict[str, asyncio.Task[Any]] = {}
         self._turns: dict[str, asyncio.Lock] = {}  # by stripe, 256 at most
         self._leaving = False
@@ -109,7 +133,7 @@ class Ownership:
         grant = self._grants.get(rollout_id)
         if grant is None or not self.stands(grant):
             return None
-        return Held(grant, self._history.begin(_key(grant)))
+        return Held(grant, self._begin(grant))
 
     def stands(self, grant: Grant) -> bool:
         """The owner's re-check: whether *grant* is still ours, in memory and on disk (C1)."""
@@ -126,25 +150,61 @@ class Ownership:
         return False
 
     async def acquire(
-        self, rollout_id: str, *, dead: tuple[Claim, ProofOfDeath] | None = None
+        self,
+        rollout_id: str,
+        *,
+        dead: tuple[Claim, ProofOfDeath] | None = None,
+        kind: Kind = "rollout",
     ) -> Held | Moved:
         """Take a free claim, or take over *dead*; the winner gets a call counted in (C4).
+
+        A session is *offered*: without :meth:`made` it goes with its last call.
 
         Waits for whatever runs for this rollout. When the caller is cancelled the acquisition is
         finished all the same and kept as an empty entry.
 
         Raises:
             ClaimsError: the store refused or could not; nothing is held.
+            Refusal: this worker takes no more sessions.
         """
         await self.wait_settled(rollout_id)
         if (held := self.begin_held(rollout_id)) is not None:
             return held
-        task = self._run(rollout_id, self._acquire(rollout_id, dead))
+        if kind == "session":
+            self._admit_session(rollout_id)
+        task = self._run(rollout_id, self._acquire(rollout_id, dead, kind))
         try:
             return await asyncio.shield(task)
         except asyncio.CancelledError:
             task.add_done_callback(self._end_abandoned)
             raise
+
+    def made(self, held: Held) -> None:
+        """The application names this session in an answer: it stays until it is closed (R3)."""
+        name = held.grant.claim.rollout_id
+        if self._grants.get(name) is held.grant and self._sessions[name] is _Session.OFFERED:
+            self._sessions[name] = _Session.MADE
+
+    def close_session(self, held: Held) -> None:
+        """The application is done with this session: its claim goes with its last call."""
+        if self._grants.get(held.grant.claim.rollout_id) is held.grant:
+            self._sessions[held.grant.claim.rollout_id] = _Session.CLOSED
+
+    async def bury(self, seen: Claim, proof: ProofOfDeath) -> None:
+        """Leave the tombstone of a session whose owner is dead, if *seen* still stands (R3).
+
+        Raises:
+            ClaimsError: the claim stays as it is.
+        """
+        await self._in_stripe(seen.rollout_id, lambda: self._store.reap(seen, proof))
+
+    async def forget(self, tombstone: Claim) -> None:
+        """Remove a tombstone that has lasted long enough, if it still stands.
+
+        Raises:
+            ClaimsError: it stays.
+        """
+        await self._in_stripe(tombstone.rollout_id, lambda: self._store.forget(tombstone))
 
     def keep(self, held: Held, digest: str, body: bytes) -> bool:
         """Hold *body* as a base; whatever had to go for it gives its claim back at once (C6)."""
@@ -155,19 +215,23 @@ class Ownership:
     def end(self, held: Held) -> None:
         """The call is over: evict what is over a bound, and give back what a leaver still has."""
         held.call.end()
-        if self._leaving:
+        session = self._sessions.get(held.grant.claim.rollout_id)
+        if self._leaving or session is _Session.OFFERED or session is _Session.CLOSED:
             self._release_if_idle(held.grant)
         self.release_overdue()
 
     def release_overdue(self) -> None:
-        """Release the claim of every entry that history evicted (C6)."""
+        """Release the claim of every entry that history evicted (C6), but not of a session."""
         for key in self._history.evict_overdue():
             grant = self._grants.get(key.rollout_id)
-            if grant is not None and _key(grant) == key:
+            if grant is not None and _key(grant) == key and grant.claim.kind == "rollout":
                 self._release(grant)
+        while self._overdue:
+            if (grant := self._grants.get(self._overdue.pop())) is not None:
+                self._release_if_idle(grant)
 
     def leave(self) -> None:
-        """Give every rollout back: the idle ones now, the others as their last call ends."""
+        """Give all back, or mark it lost: the idle now, the others as their last call ends."""
         self._leaving = True
         for grant in list(self._grants.values()):
             self._release_if_idle(grant)
@@ -187,11 +251,20 @@ class Ownership:
         return await asyncio.get_running_loop().run_in_executor(self._threads, work)
 
     async def _acquire(
-        self, rollout_id: str, dead: tuple[Claim, ProofOfDeath] | None
+        self, rollout_id: str, dead: tuple[Claim, ProofOfDeath] | None, kind: Kind
+    ) -> Held | Moved:
+        try:
+            return await self._take(rollout_id, dead, kind)
+        finally:
+            if rollout_id not in self._grants:
+                self._sessions.pop(rollout_id, None)
+
+    async def _take(
+        self, rollout_id: str, dead: tuple[Claim, ProofOfDeath] | None, kind: Kind
     ) -> Held | Moved:
         if dead is None:
             taken = await self._in_stripe(
-                rollout_id, lambda: self._store.take(rollout_id, self._owner)
+                rollout_id, lambda: self._store.take(rollout_id, self._owner, kind=kind)
             )
         else:
             claim, proof = dead
@@ -222,8 +295,37 @@ class Ownership:
         finally:
             turn.release()
 
+    def _admit_session(self, name: str) -> None:
+        if self._leaving:
+            raise Refusal(
+                "draining",
+                f"{name}: this worker leaves and takes no new one; send again",
+                rollout_id=name,
+            )
+        if len(self._sessions) >= self._sessions_max:
+            raise Refusal(
+                "overloaded",
+                f"{name}: this worker owns {self._sessions_max} sessions; closed ones make room",
+                rollout_id=name,
+            )
+        self._sessions[name] = _Session.OFFERED
+
+    def _begin(self, grant: Grant) -> CallHandle:
+        try:
+            return self._history.begin(_key(grant))
+        except KeyError:
+            if grant.claim.kind == "rollout":
+                raise
+        # Its bases were evicted; the session itself is the application's and stays (R3).
+        self._history.open(_key(grant))
+        return self._history.begin(_key(grant))
+
     def _release_if_idle(self, grant: Grant) -> None:
-        if self._grants.get(grant.claim.rollout_id) is grant and self._history.is_idle(_key(grant)):
+        if self._grants.get(grant.claim.rollout_id) is not grant:
+            return
+        if grant.claim.kind == "session":
+            self._begin(grant).end()  # an entry that was evicted had no call in flight
+        if self._history.is_idle(_key(grant)):
             self._history.drop(_key(grant))
             self._release(grant)
 
@@ -233,16 +335,28 @@ class Ownership:
         self._run(grant.claim.rollout_id, self._give_back(grant))
 
     async def _give_back(self, grant: Grant) -> None:
+        session = self._sessions.pop(grant.claim.rollout_id, None)
         try:
-            await self._in_stripe(grant.claim.rollout_id, lambda: self._store.release(grant))
-        except ClaimsError:
-            _logger.exception(
-                "rollout %s: releasing claim epoch %d failed; it stays held and is tried again",
+            await self._in_stripe(grant.claim.rollout_id, lambda: self._end(grant, session))
+        except ClaimsError as error:
+            _logger.warning(
+                "rollout %s: claim epoch %d stays held, its release is tried again: %s",
                 grant.claim.rollout_id,
                 grant.claim.claim_epoch,
+                error,
             )
             self._grants[grant.claim.rollout_id] = grant
             self._history.open(_key(grant))
+            if session is not None:
+                self._sessions[grant.claim.rollout_id] = session
+                self._overdue.add(grant.claim.rollout_id)
+
+    def _end(self, grant: Grant, session: _Session | None) -> None:
+        """Runs in a thread."""
+        if session is _Session.MADE:
+            self._store.lose(grant, reason="the worker that owned it left")
+        else:
+            self._store.release(grant)
 
     def _run(self, rollout_id: str, work: Coroutine[None, None, _Result]) -> asyncio.Task[_Result]:
         async def run() -> _Result:
@@ -260,7 +374,7 @@ class Ownership:
 
         if rollout_id in self._busy:
             raise RuntimeError(f"rollout {rollout_id}: an acquisition or release already runs")
-        task = self._tasks.spawn(run(), name=f"claim of {rollout_id}")
+        task = self._tasks.spawn(run(), name=f"claim of {rollout_id}", heard=True)
         self._busy[rollout_id] = task
         task.add_done_callback(ended)
         return task
@@ -271,6 +385,7 @@ class Ownership:
 
     def _forget(self, grant: Grant) -> None:
         del self._grants[grant.claim.rollout_id]
+        self._sessions.pop(grant.claim.rollout_id, None)
         self._history.drop(_key(grant))
         self._changed.set()
 

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One routed request of the public port, until it was served, handed over or refused (R2, C3, C4).
+"""One routed request of the public port, until it was served, handed over or refused.
 
 Each round decides once on what the store says now and does it; a round that finds its knowledge
 stale is followed by another, and the number of rounds is bounded. After every await the claim is
 looked at again: in memory and on disk before it is used, under the stripe lock before it moves.
+
+What follows from it: R2, R3, C3, C4.
 """
 
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
@@ -15,17 +18,22 @@ from rollout_router.errors import Refusal
 from rollout_router.routing.decision import (
     REROUTES_MAX,
     Acquire,
+    Bury,
+    Forget,
     Forward,
+    Lost,
     Refuse,
     Reread,
     Serve,
     TakeOver,
     after_connect_failure,
     route_public,
+    route_session,
 )
 from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, HopEnd, NotDispatched
 from rollout_router.routing.guard import guarded
+from rollout_router.routing.making import session_lost
 from rollout_router.routing.owner import serve_held
 from rollout_router.routing.ownership import Held
 from rollout_router.routing.worker import Worker
@@ -67,21 +75,36 @@ class _Route:
         held = ownership.begin_held(self._rollout_id)
         if held is not None:
             return await self._serve(held)
-        decision = route_public(
-            me=self._worker.id,
-            held_epoch=None,
-            claim=self._worker.store.read(self._rollout_id),
-            gate=self._worker.admission.gate,
-        )
-        match decision:
+        match self._decision():
             case Forward(claim):
                 return await self._forward(claim)
             case Acquire():
-                return await self._served_after(await ownership.acquire(self._rollout_id))
+                taken = await ownership.acquire(self._rollout_id, kind=self._exchange.kind)
+                return await self._served_after(taken)
+            case Lost() as lost:
+                raise session_lost(lost)
+            case Forget(tombstone):
+                await ownership.forget(tombstone)
+                return False
             case Refuse(code, message):
                 raise self.refusal(code, message)
             case Serve():
                 raise RuntimeError("nothing is served without a claim")
+
+    def _decision(self) -> Serve | Acquire | Forward | Lost | Forget | Refuse:
+        """Where to go with a request whose claim memory does not hold."""
+        worker = self._worker
+        claim, gate = worker.store.read(self._rollout_id), worker.admission.gate
+        sessions = worker.settings.sessions
+        if self._exchange.kind == "rollout" or sessions is None:
+            return route_public(me=worker.id, held_epoch=None, claim=claim, gate=gate)
+        return route_session(
+            me=worker.id,
+            claim=claim,
+            gate=gate,
+            now=datetime.now(UTC),
+            tombstone_s=sessions.tombstone_s,
+        )
 
     def refusal(self, code: str, message: str, claim: Claim | None = None) -> Refusal:
         """A refusal that names the rollout, and the claim epoch where one is known."""
@@ -151,7 +174,10 @@ class _Route:
             case TakeOver() if judgement.proof is not None:
                 taken = await ownership.acquire(self._rollout_id, dead=(claim, judgement.proof))
                 return await self._served_after(taken)
-            case TakeOver():
+            case Bury() if judgement.proof is not None:
+                await ownership.bury(claim, judgement.proof)
+                return False
+            case TakeOver() | Bury():
                 raise RuntimeError("a verdict of death comes with its proof")
             case Reread():
                 return False

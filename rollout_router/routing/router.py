@@ -1,30 +1,34 @@
 # SPDX-License-Identifier: Apache-2.0
 """The router: pure ASGI middleware around an application (R1, R5, R7).
 
-Each request that names a rollout goes to the worker that holds the rollout's claim: here, or over
-one hop. What names no rollout passes through untouched, as if the router were not there (R7).
+Each request that names a rollout or session goes to the worker that holds its claim: here, or over
+one hop. What names none passes through untouched, as if the router were not there (R7); where
+sessions are configured, its answer is looked at for a session that the application makes (R3).
 """
 
 import os
+from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.call import CALL_KEY, Call
-from rollout_router.claims import ClaimsError
+from rollout_router.claims import Claim, ClaimsError
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client, ClientGone
-from rollout_router.routing.decision import Refuse, Serve, route_hop
+from rollout_router.routing.decision import Lost, Refuse, Serve, route_hop, route_session
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.forward import MISDIRECTED, MOVED
 from rollout_router.routing.guard import guarded
 from rollout_router.routing.headers import Headers
-from rollout_router.routing.identity import InvalidIdentity, Rollout, identify
+from rollout_router.routing.identity import InvalidIdentity, Rollout, identify, path_of
 from rollout_router.routing.keys import key_matches
 from rollout_router.routing.lifespan import run_lifespan
+from rollout_router.routing.making import AnswerWatch, session_lost
 from rollout_router.routing.owner import serve_held
 from rollout_router.routing.route import route
+from rollout_router.routing.sessions import SessionNames
 from rollout_router.routing.settings import Settings
 from rollout_router.routing.worker import Worker
 
@@ -41,6 +45,8 @@ class Router:
         self.settings = settings
         self.worker: Worker | None = None
         self._header = settings.rollout_header.lower().encode("latin-1")
+        sessions = settings.sessions if settings.routes else None
+        self._sessions = None if sessions is None else SessionNames(sessions)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection of the public port."""
@@ -64,7 +70,9 @@ class Router:
             await self.worker.stop()
 
     def _identify(self, scope: Scope) -> Rollout | InvalidIdentity | None:
-        return identify(scope["raw_path"], scope["headers"], header=self._header)
+        return identify(
+            path_of(scope), scope["headers"], header=self._header, sessions=self._sessions
+        )
 
     async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request of the public port: untouched, unrouted, routed, or refused (R7)."""
@@ -74,7 +82,10 @@ class Router:
             deltas = named and self.settings.history_delta
             await _refuse(Exchange.of("", scope, receive, send, deltas=deltas), refusal, None)
         elif not isinstance(found, Rollout):
-            await self.app(scope, receive, send)
+            if self._sessions is None:
+                await self.app(scope, receive, send)
+            else:
+                await self._watched(self._sessions, scope, receive, send)
         elif not self.settings.routes:
             await self._unrouted(found.rollout_id, scope, receive, send)
         elif (wire.first(scope["headers"], b"upgrade") or b"").lower() == b"websocket":
@@ -82,7 +93,29 @@ class Router:
             # fall back to POST at once, where a 404 or 405 is tried again for seconds.
             await Client(scope, receive, send).answer(UPGRADE_REQUIRED, [], b"")
         else:
-            await self._routed(found.rollout_id, scope, receive, send)
+            await self._routed(found, scope, receive, send)
+
+    async def _watched(
+        self, names: SessionNames, scope: Scope, receive: Receive, send: Send
+    ) -> None:
+        """Pass on a request that names nothing, and own the session that its answer makes (R3)."""
+        worker = self.worker if self.worker and self.worker.pid == os.getpid() else None
+        watch = AnswerWatch(worker, names)
+
+        async def send_watched(message: Message) -> None:
+            await watch.passing(message)
+            if watch.claim is not None and message["type"] == "http.response.start":
+                message = {**message, "headers": [*message["headers"], *_names(watch.claim)]}
+            await send(message)
+
+        try:
+            await self.app(scope, receive, send_watched)
+        except Exception:
+            if watch.refusal is None:
+                raise
+        if watch.refusal is not None:
+            exchange = Exchange.of("", scope, receive, send, deltas=False)
+            await _refuse(exchange, watch.refusal, worker)
 
     def _refusal_of(
         self, found: Rollout | InvalidIdentity | None, headers: Headers
@@ -97,9 +130,10 @@ class Router:
                 " with a letter or digit, at most 200",
             )
         if (
-            rollout_id is not None
+            isinstance(found, Rollout)
+            and found.kind == "rollout"  # the id of a session is its own key
             and secret is not None
-            and not key_matches(secret, rollout_id, wire.first(headers, b"authorization"))
+            and not key_matches(secret, found.rollout_id, wire.first(headers, b"authorization"))
         ):
             return Refusal(
                 "rollout_token_invalid",
@@ -130,11 +164,14 @@ class Router:
             await send(message)
 
         headers = wire.without_ours(scope["headers"])
+        if self.settings.rollout_keys is not None:
+            headers = wire.without(headers, b"authorization")  # the key is for us alone
         await self.app({**scope, "headers": headers, CALL_KEY: call}, receive, send_without_ours)
 
-    async def _routed(self, rollout_id: str, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _routed(self, found: Rollout, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or forward, and answer what is refused in our name (R5)."""
-        exchange = Exchange.of(rollout_id, scope, receive, send, deltas=self.settings.history_delta)
+        rollout_id, deltas = found.rollout_id, self.settings.history_delta
+        exchange = Exchange.of(rollout_id, scope, receive, send, deltas=deltas, kind=found.kind)
         worker = self.worker
         if worker is None or worker.pid != os.getpid() or worker.closed:
             await _refuse(exchange, _no_worker(rollout_id), worker)
@@ -159,6 +196,7 @@ class Router:
             receive,
             send,
             deltas=self.settings.history_delta,
+            kind=found.kind if isinstance(found, Rollout) else "rollout",
         )
         if not exchange.rollout_id or not expected.isdigit() or worker.closed:
             refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
@@ -178,6 +216,8 @@ class Router:
         await worker.ownership.wait_settled(exchange.rollout_id)
         held = worker.ownership.begin_held(exchange.rollout_id)
         try:
+            if held is None and exchange.kind == "session":
+                self._refuse_lost(worker, exchange.rollout_id)
             decision = route_hop(
                 held_epoch=held.grant.claim.claim_epoch if held else None,
                 expected_epoch=expected_epoch,
@@ -199,6 +239,19 @@ class Router:
         finally:
             if held is not None:
                 worker.ownership.end(held)
+
+    def _refuse_lost(self, worker: Worker, name: str) -> None:
+        """A forwarder would come back for a session that this worker no longer holds (R3)."""
+        if (sessions := self.settings.sessions) is not None:
+            decision = route_session(
+                me=worker.id,
+                claim=worker.store.read(name),
+                gate=worker.admission.gate,
+                now=datetime.now(UTC),
+                tombstone_s=sessions.tombstone_s,
+            )
+            if isinstance(decision, Lost):
+                raise session_lost(decision)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A websocket of a rollout is refused with 426, after which clients fall back to POST."""
@@ -222,6 +275,13 @@ def _no_worker(rollout_id: str) -> Refusal:
         " has ended, or it is a forked child; send again",
         rollout_id=rollout_id,
     )
+
+
+def _names(claim: Claim) -> Headers:
+    return [
+        (wire.WORKER, claim.owner.nonce.encode()),
+        (wire.CLAIM_EPOCH, str(claim.claim_epoch).encode()),
+    ]
 
 
 def _store_unavailable(error: ClaimsError, rollout_id: str) -> Refusal:

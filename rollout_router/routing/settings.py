@@ -1,12 +1,58 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an application may set when it installs the router. Read by the composition root alone."""
 
+import re
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Final
 
 from rollout_router.history import Bounds
 
-__all__ = ["Settings"]
+__all__ = ["SessionSettings", "Settings"]
+
+_TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionSettings:
+    """How stateful sessions are named, and how many one worker may own (R3).
+
+    The application makes the id of a session and names it in its answer; either by a cookie or by
+    a header, which the client sends back.
+
+    Raises:
+        ValueError: a value makes no sense; the message names it.
+    """
+
+    cookie: str | None = None
+    """The cookie that carries the id."""
+
+    header: str | None = None
+    """The header that carries the id, in answers and in requests."""
+
+    stable_id: Callable[[str], str] | None = None
+    """Makes the id of what the cookie or header says, where that changes within one session, as a
+    signed cookie does. Pure; raises ValueError where the text names no session."""
+
+    number_max: int = 65_536
+    """So many sessions a worker owns at most; then new ones are refused, old ones not forgotten.
+    65,536 claim files are 256 in each of the 256 stripes, and 256 MiB in blocks of 4 KiB."""
+
+    tombstone_s: float = 24 * 3600.0
+    """How long a session that was lost is answered 410."""
+
+    def __post_init__(self) -> None:
+        if (self.cookie is None) == (self.header is None):
+            raise ValueError("sessions are named either by a cookie or by a header: give one")
+        for name in ("cookie", "header"):
+            value = getattr(self, name)
+            if value is not None and not _TOKEN.fullmatch(value):
+                raise ValueError(f"the session {name} {value!r} is no name of a {name}")
+        if self.number_max <= 0:
+            raise ValueError(f"number_max must be positive, got {self.number_max}")
+        if self.tombstone_s < 0:
+            raise ValueError(f"tombstone_s must not be negative, got {self.tombstone_s}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +84,9 @@ class Settings:
     rollout_header: str = "X-Session-ID"
     """The header that names a rollout where the path does not."""
 
+    sessions: SessionSettings | None = None
+    """Own stateful sessions too, where identified requests are routed; None: there are none."""
+
     refuse_invalid_ids: bool = False
     """True: an id outside the pattern is 400. False: such a request is passed on untouched."""
 
@@ -62,6 +111,15 @@ class Settings:
             raise ValueError("service must have a name")
         if self.rollout_keys == b"":
             raise ValueError("rollout_keys must not be empty: anybody could mint a key")
+        if (
+            self.sessions is not None
+            and self.sessions.header is not None
+            and self.sessions.header.lower() == self.rollout_header.lower()
+        ):
+            raise ValueError(
+                f"the header {self.rollout_header} names rollouts: name another one for sessions,"
+                " or another one as rollout_header"
+            )
         if self.drain_s_max < 0:
             raise ValueError(f"drain_s_max must not be negative, got {self.drain_s_max}")
         if self.owner_timeout_s is not None and self.owner_timeout_s <= 0:

@@ -21,11 +21,16 @@ class Tasks:
     def __init__(self) -> None:
         self._tasks: set[asyncio.Task[Any]] = set()
 
-    def spawn(self, work: Coroutine[Any, Any, _Result], *, name: str) -> asyncio.Task[_Result]:
-        """Run *work* as a task of this owner. An exception nobody awaits is logged."""
+    def spawn(
+        self, work: Coroutine[Any, Any, _Result], *, name: str, heard: bool = False
+    ) -> asyncio.Task[_Result]:
+        """Run *work* as a task of this owner.
+
+        An exception is logged, unless somebody awaits the task and answers it (*heard*).
+        """
         task = asyncio.get_running_loop().create_task(work, name=name)
         self._tasks.add(task)
-        task.add_done_callback(self._done)
+        task.add_done_callback(self._discard if heard else self._done)
         return task
 
     async def cancel(self) -> None:
@@ -35,7 +40,10 @@ class Tasks:
                 task.cancel()
             await asyncio.wait(self._tasks)
 
-    def _done(self, task: asyncio.Task[Any]) -> None:
+    def _discard(self, task: asyncio.Task[Any]) -> None:
         self._tasks.discard(task)
+
+    def _done(self, task: asyncio.Task[Any]) -> None:
+        self._discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             _logger.error("task %s failed", task.get_name(), exc_info=error)

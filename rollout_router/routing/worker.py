@@ -30,6 +30,7 @@ from rollout_router.history import History
 from rollout_router.routing.admission import Admission
 from rollout_router.routing.ownership import Ownership
 from rollout_router.routing.private import PrivateServer, private_directory, private_socket_path
+from rollout_router.routing.sessions import SessionNames
 from rollout_router.routing.settings import Settings
 from rollout_router.routing.tasks import Tasks
 from rollout_router.transport.hop import HopClient
@@ -59,7 +60,15 @@ class Worker:
         self.hops = HopClient()
         self.history = History(settings.history, clock=time.monotonic)
         self.admission = Admission(settings.state_dir)
-        self.ownership = Ownership(store, life.owner, history=self.history, tasks=self.tasks)
+        sessions = settings.sessions
+        self.sessions = None if sessions is None else SessionNames(sessions)
+        self.ownership = Ownership(
+            store,
+            life.owner,
+            history=self.history,
+            tasks=self.tasks,
+            sessions_max=0 if sessions is None else sessions.number_max,
+        )
         self._server: PrivateServer | None = None
         self._identities: dict[str, OwnerIdentity] = {}
 

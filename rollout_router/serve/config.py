@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from rollout_router.history import Bounds
-from rollout_router.routing import Settings
+from rollout_router.routing import SessionSettings, Settings
 
 __all__ = ["ServeConfig"]
 
@@ -27,6 +27,8 @@ class ServeConfig:
     history_bytes: int
     history_idle_s: float
     rollout_header: str
+    session_cookie: str | None  # at most one of the two; neither: no sessions
+    session_header: str | None
     rollout_keys_file: str | None
     allow_network_fs: bool
     drain_s: float
@@ -54,6 +56,9 @@ class ServeConfig:
                     f"{self.rollout_keys_file} holds {len(keys)} bytes of secret; at least 16 are"
                     " needed, for example from: openssl rand -hex 32"
                 )
+        sessions = None
+        if self.session_cookie is not None or self.session_header is not None:
+            sessions = SessionSettings(cookie=self.session_cookie, header=self.session_header)
         return Settings(
             state_dir=Path(self.state_dir),
             run_dir=Path(self.run_dir),
@@ -66,6 +71,7 @@ class ServeConfig:
                 idle_s_max=self.history_idle_s,
             ),
             rollout_header=self.rollout_header,
+            sessions=sessions,
             refuse_invalid_ids=True,
             rollout_keys=keys,
             allow_network_fs=self.allow_network_fs,

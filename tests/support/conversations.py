@@ -12,7 +12,7 @@ __all__ = ["FRAME_HEADERS", "body_of", "conversation", "digest", "frame"]
 
 FRAME_HEADERS = {"content-type": CONTENT_TYPE}
 
-TOOLS = [
+TOOLS: list[dict[str, Any]] = [
     {"type": "function", "name": name, "description": f"{name} " * 80, "parameters": {}}
     for name in ("read", "write", "edit", "bash")
 ]

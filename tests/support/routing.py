@@ -10,7 +10,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.call import CALL_KEY, Call
@@ -42,6 +42,7 @@ __all__ = [
 PATIENCE_S = 20.0
 PATH = "/sessions/r1/v1/responses"
 Headers = Iterable[tuple[bytes, bytes]]
+_Result = TypeVar("_Result")
 
 
 class Client:
@@ -270,7 +271,7 @@ class PausedStore(FileClaimStore):
     def release(self, grant: Grant) -> bool:
         return self._held("release", lambda: super(PausedStore, self).release(grant))
 
-    def _held(self, method: str, work: Callable[[], Any]) -> Any:
+    def _held(self, method: str, work: Callable[[], _Result]) -> _Result:
         waiting = self._pauses.get(method)
         if not waiting:
             return work()
@@ -290,17 +291,23 @@ class ScriptedOwner:
         self.life = life
         self.requests: list[bytes] = []  # what came, by connection
         self.server: asyncio.Server | None = None
+        self.serving: set[asyncio.Task[None]] = set()
 
     async def listen(
         self, script: Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
     ) -> None:
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            task = asyncio.current_task()
+            assert task is not None
+            self.serving.add(task)
             try:
-                await script(reader, writer)
+                with suppress(asyncio.IncompleteReadError, ConnectionError):
+                    await script(reader, writer)
             finally:
                 writer.close()
                 with suppress(ConnectionError):
                     await writer.wait_closed()
+                self.serving.discard(task)
 
         self.server = await asyncio.start_unix_server(serve, self.life.identity.socket)
 
@@ -315,10 +322,11 @@ class ScriptedOwner:
         self.requests.append(request)
         return request
 
-    async def die(self) -> None:
+    def die(self) -> None:
         """As after SIGKILL: nobody listens, and the lock is free."""
         if self.server is not None:
             self.server.close()
+            Path(self.life.identity.socket).unlink(missing_ok=True)
         self.life.close()
 
 
@@ -417,4 +425,6 @@ class Rig:
             if router.worker is not None and router.worker.life.intact():
                 await self.kill(router.worker)
         for owner in self.owners:
-            await owner.die()
+            owner.die()
+            if owner.serving:  # their peers are gone, so their scripts end
+                await asyncio.wait(owner.serving)

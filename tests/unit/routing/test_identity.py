@@ -3,7 +3,7 @@
 
 import pytest
 
-from rollout_router.routing.identity import InvalidIdentity, Rollout, identify
+from rollout_router.routing.identity import InvalidIdentity, Rollout, identify, path_of
 
 HEADER = b"x-session-id"
 LONGEST = "a" * 200
@@ -49,3 +49,9 @@ def test_r7_identity_is_read_from_the_raw_path_then_from_the_header(
 
 def test_r7_an_id_with_a_newline_is_invalid() -> None:
     assert identify(b"/", [(HEADER, b"a\n")], header=HEADER) == InvalidIdentity("a\n")
+
+
+def test_a_server_without_raw_paths_is_understood_too() -> None:
+    assert path_of({"path": "/sessions/r1/v1", "raw_path": b"/x"}) == b"/x"
+    assert path_of({"path": "/sessions/r1/v1"}) == b"/sessions/r1/v1"
+    assert path_of({"path": "/sessions/é/v1", "raw_path": None}) == b"/sessions/%C3%A9/v1"

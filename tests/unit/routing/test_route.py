@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from support.routing import AppCall, Application, Client, Rig, ScriptedOwner, answer, never
 
-from rollout_router.claims import Gate, Grant, write_gate
+from rollout_router.claims import Claim, Gate, Grant, OwnerIdentity, write_gate
 from rollout_router.errors import ResponseCut
 from rollout_router.routing import worker as worker_module
 from rollout_router.routing.forward import HELD_BODY_BYTES_MAX
@@ -179,6 +179,26 @@ async def test_c3_an_owner_whose_file_cannot_be_read_is_unknown_and_keeps_its_cl
     assert b"an operator can force" in client.content
     assert rig.claim() == before
     assert app.calls == []
+
+
+async def test_c3_an_owner_that_left_while_it_was_looked_up_is_no_reason_to_refuse(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    owner, app = rig.owner(None), Application()
+    grant = rig.store.take("r1", owner.life.owner)
+    assert isinstance(grant, Grant)
+    router, worker = await rig.start(app)
+    identity_of = worker.identity_of
+
+    async def late(claim: Claim) -> OwnerIdentity | None:
+        assert rig.store.release(grant)
+        owner.life.close(remove=True)
+        return await identity_of(claim)
+
+    monkeypatch.setattr(worker, "identity_of", late)
+
+    assert (await Client().ask(router)).status == 200
+    assert rig.claim().owner.nonce == worker.id
 
 
 async def test_c4_two_forwarders_that_find_a_dead_owner_agree_on_one_successor(rig: Rig) -> None:

@@ -129,7 +129,7 @@ async def test_a_leaver_finishes_what_is_in_flight(rig: Rig) -> None:
     assert owner_files(rig) == set()
 
 
-async def test_a_leaver_forwards_what_still_arrives(rig: Rig) -> None:
+async def test_a_leaver_forwards_what_still_arrives_and_keeps_no_connection(rig: Rig) -> None:
     app, own_app = Application(), Application(never)
     owner_router, _ = await rig.start(app)
     leaver_router, _ = await rig.start(own_app)
@@ -142,6 +142,7 @@ async def test_a_leaver_forwards_what_still_arrives(rig: Rig) -> None:
         await asyncio.sleep(0)
 
         forwarded = await Client().ask(leaver_router)
+        await owner_router.stop_worker()  # no connection of the leaver keeps it
         assert not stopping.done()
         held.leave()
 
