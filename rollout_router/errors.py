@@ -40,6 +40,7 @@ ANSWERS: Final[Mapping[str, Answer]] = {
     "delta_unsupported": Answer(status=415),
     "claim_moved": Answer(status=503, retry_after=True),  # 421 between workers: Refusal.status
     "application_failed": Answer(status=500),
+    "answer_cut": Answer(status=502),
     "owner_lost_in_flight": Answer(status=502),
     "record_refused": Answer(status=502),
     "owner_unreachable": Answer(status=503, retry_after=True),

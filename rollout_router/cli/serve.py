@@ -5,7 +5,6 @@ import asyncio
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
-from urllib.parse import urlsplit
 
 import click
 
@@ -75,6 +74,8 @@ def serve(**options: Any) -> None:
     """
     if options["upstream"] and options["app"]:
         raise click.UsageError("--upstream and --app exclude each other")
+    if options["ready_file"] and not options["ready_file"].absolute().parent.is_dir():
+        raise click.UsageError(f"--ready-file: {options['ready_file'].parent} is no directory")
     if options["upstream"]:
         _check_url(options["upstream"])
     try:
@@ -125,15 +126,12 @@ def _config(options: dict[str, Any]) -> ServeConfig:
 
 
 def _check_url(url: str) -> None:
-    parts = urlsplit(url)
+    from rollout_router.gateway import Upstream  # noqa: PLC0415 - slow to import, seldom needed
+
     try:
-        port_is_number = parts.port is None or parts.port > 0
-    except ValueError:
-        port_is_number = False
-    if parts.scheme not in {"http", "https"} or not parts.hostname or not port_is_number:
-        raise click.UsageError(
-            f"--upstream takes the URL of a server, like http://127.0.0.1:8001/v1, not {url!r}"
-        )
+        Upstream(url)
+    except ValueError as error:
+        raise click.UsageError(f"--upstream: {error}") from error
 
 
 def _check(config: ServeConfig) -> None:

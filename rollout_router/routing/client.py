@@ -37,6 +37,7 @@ class Client:
         self._whole = asyncio.Event()
         self._buffer: list[bytes] | None = [] if scope["http_version"] == "1.0" else None
         self._buffered_bytes = 0
+        self._is_head = scope["method"] == "HEAD"
         self._held_start: Message | None = None
         self.gone = asyncio.Event()  # set when the client left, or has its whole answer
         self.started = False
@@ -144,12 +145,18 @@ class Client:
             return
         body = b"".join(self._buffer)
         headers = without(self._held_start["headers"], b"transfer-encoding")
-        if first(headers, b"content-length") is None:
+        if not self._is_bodiless(self._held_start["status"]) and (
+            first(headers, b"content-length") is None
+        ):
             headers.append((b"content-length", str(len(body)).encode()))
         self.started = True
         await self._send({**self._held_start, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
         self._finish()
+
+    def _is_bodiless(self, status: int) -> bool:
+        """Whether a length would be wrong. Source: RFC 9110, sections 8.6 and 15."""
+        return self._is_head or status in {204, 304}
 
     def _finish(self) -> None:
         self.complete = True

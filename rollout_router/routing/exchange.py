@@ -59,5 +59,8 @@ class Exchange:
 
 def is_frame(headers: Headers) -> bool:
     """True where the body is a delta frame."""
-    content_type = wire.first(headers, b"content-type") or b""
-    return content_type.split(b";", 1)[0].strip().lower() == wire.FRAME_TYPE
+    return any(
+        value.split(b";", 1)[0].strip().lower() == wire.FRAME_TYPE
+        for name, value in headers
+        if name.lower() == b"content-type"  # a second one must not hide the first
+    )

@@ -18,7 +18,7 @@ from typing import Final
 
 from rollout_router.asgi import App, Message, Scope
 from rollout_router.call import CALL_KEY, Call
-from rollout_router.errors import Refusal
+from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.history import CallHandle
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
@@ -97,6 +97,7 @@ async def _run(
     watch: AnswerWatch | None,
 ) -> None:
     """Give the whole body to the application and its answer to the client."""
+    call: Call = scope[CALL_KEY]
     delivered = False
 
     async def receive() -> Message:
@@ -122,20 +123,25 @@ async def _run(
     except Exception as error:
         if client.started:
             raise
-        if watch is not None and watch.refusal is not None:
-            raise watch.refusal from error
         # The answer is ours then, so that it carries the mark: the base is held all the same (H4).
-        call: Call = scope[CALL_KEY]
-        _logger.exception("rollout %s: the application failed before it answered", call.rollout_id)
-        raise Refusal(
-            "application_failed",
-            f"the application failed before it answered rollout {call.rollout_id}: {error!r};"
-            " the call may have had effects",
-            rollout_id=call.rollout_id,
-            claim_epoch=call.claim_epoch,
-        ) from error
+        raise (watch.refusal if watch and watch.refusal else _failure(call, error)) from error
     if watch is not None and watch.refusal is not None:  # the application went on all the same
         raise watch.refusal
+
+
+def _failure(call: Call, error: Exception) -> Refusal:
+    """What is answered where nothing of the application's own answer was sent."""
+    if isinstance(error, ResponseCut):
+        code, what = "answer_cut", f"the answer was cut before anything of it was sent: {error}"
+    else:
+        code, what = "application_failed", f"the application failed before it answered: {error!r}"
+        _logger.error("rollout %s: %s", call.rollout_id, what, exc_info=error)
+    return Refusal(
+        code,
+        f"rollout {call.rollout_id}: {what}; the call may have had effects",
+        rollout_id=call.rollout_id,
+        claim_epoch=call.claim_epoch,
+    )
 
 
 async def _rebuilt(

@@ -6,10 +6,12 @@ one hop. What names none passes through untouched, as if the router were not the
 sessions are configured, its answer is looked at for a session that the application makes (R3).
 """
 
+import asyncio
 import os
+from collections.abc import Coroutine
 from datetime import UTC, datetime
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.call import CALL_KEY, Call
@@ -176,15 +178,7 @@ class Router:
         if worker is None or worker.pid != os.getpid() or worker.closed:
             await _refuse(exchange, _no_worker(rollout_id), worker)
             return
-        try:
-            async with guarded(worker.tasks, {exchange.client.watch: ClientGone()}):
-                await route(self.app, worker, exchange)
-        except ClaimsError as error:
-            await _refuse(exchange, _store_unavailable(error, rollout_id), worker)
-        except Refusal as refusal:
-            await _refuse(exchange, refusal, worker)
-        except ClientGone:
-            return
+        await _answered(worker, exchange, route(self.app, worker, exchange))
 
     async def _private(self, worker: Worker, scope: Scope, receive: Receive, send: Send) -> None:
         """A request over the private socket: served here or refused, never forwarded (R1)."""
@@ -202,15 +196,7 @@ class Router:
             refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
             await _refuse(exchange, refusal, worker)
             return
-        try:
-            async with guarded(worker.tasks, {exchange.client.watch: ClientGone()}):
-                await self._serve_hop(worker, exchange, int(expected))
-        except ClaimsError as error:
-            await _refuse(exchange, _store_unavailable(error, exchange.rollout_id), worker)
-        except Refusal as refusal:
-            await _refuse(exchange, refusal, worker)
-        except ClientGone:
-            return
+        await _answered(worker, exchange, self._serve_hop(worker, exchange, int(expected)))
 
     async def _serve_hop(self, worker: Worker, exchange: Exchange, expected_epoch: int) -> None:
         await worker.ownership.wait_settled(exchange.rollout_id)
@@ -268,6 +254,14 @@ class Router:
         await send({"type": "websocket.http.response.body", "body": b""})
 
 
+def _interrupted(rollout_id: str) -> Refusal:
+    return Refusal(
+        "owner_lost_in_flight",
+        f"the worker of rollout {rollout_id} left before the call was answered; it may have run",
+        rollout_id=rollout_id,
+    )
+
+
 def _no_worker(rollout_id: str) -> Refusal:
     return Refusal(
         "draining",
@@ -290,6 +284,24 @@ def _store_unavailable(error: ClaimsError, rollout_id: str) -> Refusal:
         f"rollout {rollout_id}: {error}; nothing happened",
         rollout_id=rollout_id,
     )
+
+
+async def _answered(worker: Worker, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
+    """Do the work of an exchange while its client is there, and answer what is refused."""
+    client = exchange.client
+    try:
+        async with guarded(worker.tasks, {client.watch: ClientGone()}):
+            await work
+    except ClaimsError as error:
+        await _refuse(exchange, _store_unavailable(error, exchange.rollout_id), worker)
+    except Refusal as refusal:
+        await _refuse(exchange, refusal, worker)
+    except ClientGone:
+        return
+    except asyncio.CancelledError:
+        if not (client.started or client.gone.is_set()):
+            await _refuse(exchange, _interrupted(exchange.rollout_id), worker)
+        raise
 
 
 async def _refuse(exchange: Exchange, refusal: Refusal, worker: Worker | None) -> None:

@@ -107,6 +107,8 @@ class Settings:
     """The longest request body of a rollout, rebuilt or sent in full; beyond it 413."""
 
     def __post_init__(self) -> None:
+        if not _TOKEN.fullmatch(self.rollout_header):
+            raise ValueError(f"rollout_header is no header name: {self.rollout_header!r}")
         if not self.service:
             raise ValueError("service must have a name")
         if self.rollout_keys == b"":

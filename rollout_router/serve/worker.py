@@ -61,10 +61,11 @@ class _WorkerServer(uvicorn.Server):
 
 
 class _WithoutCuts(logging.Filter):
-    """Drops uvicorn's traceback for an answer that was cut on purpose: it is logged where cut."""
+    """Drops uvicorn's traceback for an answer that was cut or given up on purpose."""
 
     def filter(self, record: logging.LogRecord) -> bool:
-        return not (record.exc_info and isinstance(record.exc_info[1], ResponseCut))
+        raised = record.exc_info[1] if record.exc_info else None
+        return not isinstance(raised, (ResponseCut, asyncio.CancelledError))
 
 
 def main(listen_fd: int, link_fd: int) -> int:

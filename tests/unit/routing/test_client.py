@@ -155,6 +155,18 @@ async def test_r4_an_http_1_0_answer_keeps_the_length_that_the_application_gave(
     assert driven.value(b"content-length") == b"4"
 
 
+@pytest.mark.parametrize(("method", "status"), [("POST", 204), ("GET", 304), ("HEAD", 200)])
+async def test_an_http_1_0_answer_without_a_body_is_given_no_length(
+    method: str, status: int
+) -> None:
+    driven = Driven(http_version="1.0", method=method)
+    client = client_of(driven)
+
+    await client.answer(status, [], b"")
+
+    assert (driven.status, driven.sent[0]["headers"]) == (status, [])
+
+
 async def test_r4_an_http_1_0_answer_that_was_given_up_leaves_nothing_in_the_next_one() -> None:
     driven = Driven(http_version="1.0")
     client = client_of(driven)

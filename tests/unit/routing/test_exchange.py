@@ -30,6 +30,10 @@ async def test_a_frame_is_known_by_its_content_type(content_type: bytes, *, expe
     assert exchange((b"content-type", content_type)).mark.wanted is expected
 
 
+async def test_r7_a_second_content_type_does_not_hide_a_frame() -> None:
+    assert is_frame([(b"content-type", b"application/json"), FRAME])
+
+
 async def test_a_request_without_content_type_is_no_frame() -> None:
     assert not is_frame([])
 

@@ -3,6 +3,7 @@
 
 import asyncio
 import hashlib
+import json
 from collections.abc import Callable
 from typing import Any
 
@@ -11,6 +12,7 @@ from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router.asgi import Message, Receive
 from rollout_router.claims import Gate, StoreUnavailable, write_gate
+from rollout_router.errors import ResponseCut
 from rollout_router.history import Bounds
 from rollout_router.routing import owner as module
 from rollout_router.transport.sandbox.frame import encode_frame
@@ -117,6 +119,26 @@ async def test_h2_the_empty_base_is_always_held(rig: Rig) -> None:
 
 async def failing(_: AppCall) -> None:
     raise LookupError("the model is gone")
+
+
+async def cutting(_: AppCall) -> None:
+    raise ResponseCut("the model server went away")
+
+
+@pytest.mark.parametrize(
+    ("script", "status", "code"),
+    [(failing, 500, "application_failed"), (cutting, 502, "answer_cut")],
+)
+async def test_r5_an_application_that_ends_without_an_answer_is_answered_for(
+    rig: Rig, script: Callable[[AppCall], Any], status: int, code: str
+) -> None:
+    router, worker = await rig.start(Application(script))
+    client = await full(FIRST).ask(router)
+
+    assert client.status == status
+    assert json.loads(client.content)["error"]["code"] == code
+    assert client.value(b"rollout-worker") == worker.id.encode()
+    assert client.epoch == rig.claim().claim_epoch
 
 
 @pytest.mark.parametrize("script", [answer(status=500), answer(status=429), failing])
