@@ -15,7 +15,7 @@ from rollout_router.bench.lineage import Lineage
 from rollout_router.bench.measure import Measured, run_rounds
 from rollout_router.bench.rooms import claim_stages, history_stages
 from rollout_router.claims import FileClaimStore, LifeLock, new_nonce
-from rollout_router.harness.services import Gateway, Shim
+from rollout_router.processes import Gateway, Shim
 
 __all__ = ["APP", "WARM_UPS", "Sized", "run_bench"]
 

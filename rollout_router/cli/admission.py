@@ -10,7 +10,14 @@ from pathlib import Path
 
 import click
 
-from rollout_router.claims import ClaimsError, FileClaimStore, Gate, read_gate, write_gate
+from rollout_router.claims import (
+    WHY_LENGTH_MAX,
+    ClaimsError,
+    FileClaimStore,
+    Gate,
+    read_gate,
+    write_gate,
+)
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
 
 __all__ = ["admission"]
@@ -29,10 +36,16 @@ def open_gate(*, state_dir: Path) -> None:
 
 
 @admission.command("close")
-@flag("--why", required=True, help="Said to every caller that is refused.")
+@flag(
+    "--why",
+    required=True,
+    help=f"Said to every caller that is refused; at most {WHY_LENGTH_MAX} characters.",
+)
 @state_dir_flag()
 def close_gate(*, why: str, state_dir: Path) -> None:
     """Refuse requests before anything happens; requests in flight finish."""
+    if len(why) > WHY_LENGTH_MAX:
+        raise click.UsageError(f"--why has at most {WHY_LENGTH_MAX} characters, not {len(why)}")
     _write(state_dir, Gate(open=False, by="operator", why=why))
 
 

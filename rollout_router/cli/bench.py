@@ -22,7 +22,7 @@ from rollout_router.bench.connection import BenchFailed
 from rollout_router.bench.run import APP, WARM_UPS, Sized, run_bench
 from rollout_router.claims import ClaimsError
 from rollout_router.cli.flags import ExitCode, flag, json_flag
-from rollout_router.harness.services import ServiceFailed
+from rollout_router.processes import ServiceFailed
 
 __all__ = ["bench"]
 

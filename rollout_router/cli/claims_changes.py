@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rollout-router claims force | reap | verify``: what an operator may change, and what is wrong.
 
-What frees or forces is a dry run until ``--yes``. All of them work while workers run and while none
-does; none of them ends a worker: a forced claim fences its old owner.
+What frees or forces is a dry run until ``--yes``: it refuses what the real one would refuse. A dry
+run, and ``verify`` without ``--repair``, make and raise nothing in the store. All of them work
+while workers run and while none does; none ends a worker: a forced claim fences its old owner.
 """
 
 import json
@@ -15,11 +16,13 @@ from typing import Final
 import click
 
 from rollout_router.claims import (
+    Claim,
     ClaimsError,
     FileClaimStore,
     ForceRefused,
     StoreRefused,
     Unreadable,
+    check_access,
     damage,
     repair,
     sweep,
@@ -52,9 +55,10 @@ def force(
     if not valid_rollout_id(rollout_id):
         raise click.UsageError(f"{rollout_id!r} is no rollout id")
     with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
-        store = _open(state_dir)
+        store = _open(state_dir, to_change=yes)
         if not yes:
-            click.echo(f"would take rollout {rollout_id} from its owner; add --yes to do it")
+            found = store.forceable(rollout_id, expect_epoch=expect_epoch)
+            click.echo(f"{_what_force_does(rollout_id, found)}; add --yes to do it")
             return
         epoch = store.force(rollout_id, expect_epoch=expect_epoch, reason=reason)
     click.echo(f"rollout {rollout_id} is free; every claim epoch up to {epoch} is fenced")
@@ -71,7 +75,7 @@ def reap(*, yes: bool, state_dir: Path, as_json: bool) -> None:
     """
     with ended_by(ClaimsError, ExitCode.FAILED):
         swept = sweep(
-            _open(state_dir),
+            _open(state_dir, to_change=yes),
             now=datetime.now(UTC),
             tombstone_age_max=TOMBSTONE_AGE_MAX,
             dry_run=not yes,
@@ -81,6 +85,7 @@ def reap(*, yes: bool, state_dir: Path, as_json: bool) -> None:
         "lost": [claim.rollout_id for claim in swept.lost],
         "forgotten": [claim.rollout_id for claim in swept.forgotten],
         "owners": list(swept.owners),
+        "sockets": list(swept.sockets),
         "leftovers": list(swept.leftovers),
     }
     if as_json:
@@ -104,7 +109,9 @@ def verify(*, mend: bool, state_dir: Path, as_json: bool) -> None:
     Claims themselves are never repaired: `claims force` frees an unreadable one's rollout.
     """
     with ended_by(ClaimsError, ExitCode.FAILED):
-        store = _open(state_dir)
+        store = _open(state_dir, to_change=mend)
+        with ended_by(StoreRefused, ExitCode.REFUSED):
+            check_access(store.state_dir)
         mended = repair(store) if mend else ()
         wrong = [*damage(store)]
         if not wrong:  # a stripe that is missing cannot be surveyed
@@ -125,9 +132,22 @@ def verify(*, mend: bool, state_dir: Path, as_json: bool) -> None:
     _end_with(wrong)
 
 
-def _open(state_dir: Path) -> FileClaimStore:
+def _open(state_dir: Path, *, to_change: bool) -> FileClaimStore:
     with ended_by(StoreRefused, ExitCode.REFUSED):
-        return FileClaimStore.open(state_dir, service=None)
+        if to_change:
+            return FileClaimStore.open(state_dir, service=None)
+        return FileClaimStore.inspect(state_dir)
+
+
+def _what_force_does(rollout_id: str, found: Claim | None) -> str:
+    if found is None:
+        return f"would remove the unreadable claim of rollout {rollout_id}"
+    if found.state == "lost":
+        return f"would fence the lost session {rollout_id} past claim epoch {found.claim_epoch}"
+    return (
+        f"would take rollout {rollout_id} from worker {found.owner.nonce}, "
+        f"which has it under claim epoch {found.claim_epoch}"
+    )
 
 
 def _end_with(unreadable: list[Unreadable]) -> None:

@@ -22,7 +22,7 @@ from rollout_router.harness.install import CannotInstall, install
 from rollout_router.harness.pi import Pi
 from rollout_router.harness.port import Harness
 from rollout_router.harness.run import EXPECTED, RunFailed, run
-from rollout_router.harness.services import ServiceFailed
+from rollout_router.processes import ServiceFailed
 
 __all__ = ["conformance"]
 

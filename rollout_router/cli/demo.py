@@ -20,8 +20,8 @@ from rich.table import Table
 from rollout_router.cli.flags import ExitCode, flag, json_flag
 from rollout_router.demo.conversation import Rollout, Unplayable, turns
 from rollout_router.demo.generated import COUNT, generate
-from rollout_router.demo.processes import Unstarted
 from rollout_router.demo.recorded import read_rollouts
+from rollout_router.processes import ServiceFailed
 
 if TYPE_CHECKING:
     from rollout_router.demo.attempt import Holder
@@ -63,11 +63,12 @@ def demo(*, rollouts: Path | None, count: int | None, keep: bool, as_json: bool)
     except (Unplayable, OSError) as error:
         _end(str(error), ExitCode.USAGE)
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _interrupted)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # what nohup set stays
+            signal.signal(number, _interrupted)
     try:
         with _folder(keep=keep) as folder:
             performance = _perform(given, folder)
-    except (Unstarted, OSError) as error:
+    except (ServiceFailed, OSError) as error:
         _end(str(error), ExitCode.FAILED)
     sys.exit(_report(performance, kept=folder if keep else None, as_json=as_json))
 
@@ -209,7 +210,8 @@ def _print_proof(performance: "Performance", found: Sequence[Any]) -> None:
     if not found:
         click.echo(
             "Proof: what the model server captured is byte for byte what the SDK sent, and each"
-            " answer carries the digest of its request. No difference."
+            " answer is in the record of the worker and the claim epoch that it names. No"
+            " difference."
         )
     else:
         click.echo(f"The proof fails: {len(found)} differences or failures, each named below.")

@@ -3,15 +3,16 @@
 
 import asyncio
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NoReturn
 
 import click
 
-from rollout_router.claims import ClaimsError, FileClaimStore, read_gate
+from rollout_router.claims import ClaimsError, FileClaimStore, new_nonce, read_gate
 from rollout_router.cli.flags import ExitCode, default_run_dir, flag, state_dir_flag
 from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
-from rollout_router.routing.private import private_directory
+from rollout_router.routing.private import private_directory, private_socket_path
 from rollout_router.serve.compose import AppNotFound, load_app
 from rollout_router.serve.config import ServeConfig
 from rollout_router.serve.supervisor import PortTaken, Supervisor, bind_public
@@ -140,6 +141,7 @@ def _check(config: ServeConfig) -> None:
         sys.path.insert(0, "")  # as ``python -m`` has it in the workers
         load_app(config.app)
     private_directory(Path(config.run_dir))
+    private_socket_path(Path(config.run_dir), new_nonce())  # every worker's has the same length
     store = FileClaimStore.open(
         Path(config.state_dir), service=config.service, allow_network_fs=config.allow_network_fs
     )
@@ -151,7 +153,9 @@ def _check(config: ServeConfig) -> None:
 
 
 def _say(line: str) -> None:
-    click.echo(f"rollout-router: {line}", err=True)
+    # A log that is full, or that nobody reads any more, must not end the service.
+    with suppress(OSError):
+        click.echo(f"rollout-router: {line}", err=True)
 
 
 def _end(error: Exception | str, code: ExitCode) -> NoReturn:

@@ -22,7 +22,10 @@ def shim(arguments: tuple[str, ...]) -> None:
     if arguments[:1] == ("build",):
         if len(arguments) != 2 or arguments[1].startswith("-"):  # noqa: PLR2004 - build and its FILE
             raise click.UsageError("usage: rollout-router shim build FILE")
-        build(Path(arguments[1]))
+        try:
+            build(Path(arguments[1]))
+        except OSError as error:
+            raise click.ClickException(f"{arguments[1]} was not written: {error}") from error
         click.echo(f"rollout-router: wrote {arguments[1]}", err=True)
         return
     sys.exit(run_shim(list(arguments)))

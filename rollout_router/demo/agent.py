@@ -2,14 +2,16 @@
 """An agent: plays the calls of one rollout with the official OpenAI SDK, and keeps what it sent.
 
 The SDK's own retries are off, so each attempt is one request, and what the SDK wrote is taken from
-the request itself, by a hook of its HTTP client. After a lost or refused attempt the agent makes
-the call again, as a new call. Anything else ends the rollout with :class:`CallFailed`; so does a
-stream that ended cleanly without its last event (R4).
+the request itself, by a hook of its HTTP client. Another hook sees the answer's raw bytes as they
+pass to the SDK, of streams as well, and holds none of them back. After a lost or refused attempt
+the agent makes the call again, as a new call. Anything else ends the rollout with
+:class:`CallFailed`; so does a stream that ended cleanly without its last event (R4).
 """
 
 import hashlib
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Final, Protocol
 
 import openai
@@ -62,7 +64,7 @@ class Agent:
         self._board = board
         self._turns = turns(rollout.items)
         self._sent = b""
-        self._headers: Mapping[str, str] = {}  # of the answer; names compare without case
+        self._answer: _Answer | None = None
         self.attempts: list[Attempt] = []
         hooks: dict[str, list[Callable[..., Any]]] = {
             "request": [self._on_request],
@@ -105,7 +107,7 @@ class Agent:
         stream = turn % 2 == 1
         asked = parameters(self._dialect, self._rollout.items[: self._turns[turn]], stream=stream)
         self._sent = b""
-        self._headers = {}
+        self._answer = None
         outcome = Outcome.LOST  # of a failed call too: whether it left a record is unknown
         try:
             if not self._ask(asked):
@@ -125,18 +127,13 @@ class Agent:
         return outcome
 
     def _attempted(self, turn: int, outcome: Outcome) -> Attempt:
-        worker_id = self._headers.get("Rollout-Worker")
-        epoch = self._headers.get("Rollout-Claim-Epoch")
-        return Attempt(
+        sent = Attempt(
             turn=turn,
             body_sha256=hashlib.sha256(self._sent).hexdigest(),
             body_bytes=len(self._sent),
             outcome=outcome,
-            model_sha256=self._headers.get("Scripted-Request-Sha256"),
-            holder=Holder(worker_id=worker_id, claim_epoch=int(epoch))
-            if worker_id is not None and epoch is not None
-            else None,
         )
+        return sent if self._answer is None else self._answer.of(sent)
 
     def _ask(self, asked: dict[str, Any]) -> bool:
         """Make the call, and say whether its answer is whole."""
@@ -158,4 +155,42 @@ class Agent:
         self._board.sent(self._rollout.rollout_id)
 
     def _on_response(self, response: Any) -> None:
-        self._headers = response.headers
+        self._answer = _Answer(response)
+
+
+class _Answer:
+    """What comes back of one attempt, as it passes.
+
+    ``iter_raw`` is where the response of the HTTP client gives every byte of a body, as it came
+    from the connection, to whoever reads it, whole or streamed. It is covered on this one response.
+    A client that read in another way would show an answer of no bytes here, and fail the proof.
+    """
+
+    def __init__(self, response: Any) -> None:
+        self._response = response
+        self._iter_raw: Callable[..., Iterator[bytes]] = response.iter_raw
+        self._digest = hashlib.sha256()
+        self._bytes = 0
+        response.iter_raw = self._seen
+
+    def of(self, sent: Attempt) -> Attempt:
+        """The attempt *sent*, with what has come of its answer."""
+        headers = self._response.headers  # names compare without case
+        worker_id = headers.get("Rollout-Worker")
+        epoch = headers.get("Rollout-Claim-Epoch")
+        return replace(
+            sent,
+            model_sha256=headers.get("Scripted-Request-Sha256"),
+            holder=Holder(worker_id=worker_id, claim_epoch=int(epoch))
+            if worker_id is not None and epoch is not None
+            else None,
+            status=self._response.status_code,
+            answer_sha256=self._digest.hexdigest(),
+            answer_bytes=self._bytes,
+        )
+
+    def _seen(self, *arguments: Any, **options: Any) -> Iterator[bytes]:
+        for part in self._iter_raw(*arguments, **options):
+            self._digest.update(part)
+            self._bytes += len(part)
+            yield part

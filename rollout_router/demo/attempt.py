@@ -36,14 +36,17 @@ class Holder:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Attempt:
-    """One request as the SDK wrote it; the last two are what the head of its answer says."""
+    """One request as the SDK wrote it, and what came back: the rest is None where nothing did."""
 
     turn: int  # from 0
     body_sha256: str
     body_bytes: int
     outcome: Outcome
-    model_sha256: str | None = None  # of the bytes that the model was given
-    holder: Holder | None = None  # who answered
+    model_sha256: str | None = None  # of the bytes that the model was given, as the head says
+    holder: Holder | None = None  # who answered, as the head says
+    status: int | None = None
+    answer_sha256: str | None = None  # of the body's raw bytes, as far as they came
+    answer_bytes: int | None = None
 
 
 def outcome_of(status: int | None, code: str | None) -> Outcome | None:

@@ -97,7 +97,7 @@ def perform(rollouts: Sequence[Rollout], *, folder: Path, watch: Watch) -> Perfo
         watch: told of every call and kill.
 
     Raises:
-        Unstarted: a process of the product did not do what it was started for.
+        ServiceFailed: a process of the product did not do what it was started for.
     """
     started_s = time.monotonic()
     board = _Board(watch)
@@ -205,7 +205,7 @@ class _Player:
             self._agent.close()
         if self._shim is not None:
             shim, self._shim = self._shim, None
-            self._tally = shim.count(self.rollout_id)
+            self._tally = shim.count()
 
     def played(self, capture_dir: Path) -> Played:
         """All that there is to know; after the gateway has ended."""

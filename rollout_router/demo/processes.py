@@ -1,42 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The product as the demonstration runs it: real processes, commands and signals.
+"""The product as the demonstration runs it: what is killed, who holds what, what was sent.
 
-Every process is started in a group of its own, so that a terminal's Ctrl-C reaches the caller
-alone, which then ends it by its id. A shim ends by itself, too, when its caller is gone.
+Every process has a group of its own, so that a terminal's Ctrl-C reaches the caller alone, which
+then ends it by its id.
 """
 
+import contextlib
 import json
 import os
-import select
 import signal
 import subprocess
-import sys
 import threading
 import time
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final, Self
+from typing import Final, Self
 
+from rollout_router import processes
 from rollout_router.demo.attempt import Holder
+from rollout_router.processes import READY_S, ServiceFailed, command, environment, kill_and_wait
 
-__all__ = ["Gateway", "Shim", "Tally", "Unstarted"]
+__all__ = ["Gateway", "Shim", "Tally"]
 
-START_S: Final = 60.0  # a machine under load; it takes about one
-STOP_S: Final = 20.0
 _DRAIN_S: Final = 5
 _LOOK_AGAIN_S: Final = 0.02
-_LOG_LINES: Final = 5
-_COMMAND: Final = (
-    sys.executable,
-    "-P",  # nothing in the current directory stands in for a module
-    "-c",
-    "from rollout_router.cli.main import main; main(prog_name='rollout-router')",
-)
-
-
-class Unstarted(Exception):  # noqa: N818 - named by what happened
-    """A process did not start, ended early, or gave no answer; the message shows its last words."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,95 +36,53 @@ class Tally:
     resyncs: int
 
 
-class _Process:
-    """A command of the product, its standard error in *log*."""
-
-    def __init__(self, arguments: Sequence[str], ready_file: Path, log: Path) -> None:
-        self._ready_file = ready_file
-        self._log = log
-        with log.open("ab") as errors:
-            self._process = subprocess.Popen(  # noqa: S603 - our own command
-                [*_COMMAND, *arguments],
-                stdin=subprocess.PIPE,  # never written to: its end tells that we are gone
-                stdout=subprocess.DEVNULL,
-                stderr=errors,
-                env=_environment(),
-                process_group=0,
-            )
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *exc: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        """SIGTERM, and wait for the end; SIGKILL where it does not come. Again is harmless."""
-        if self._process.stdin is not None:
-            self._process.stdin.close()
-        if self._process.poll() is None:
-            self._process.terminate()
-            try:
-                self._process.wait(STOP_S)
-            except subprocess.TimeoutExpired:
-                self._process.kill()
-                self._process.wait()
-
-    def _wait_ready(self, *, without: str | None = None) -> Mapping[str, Any]:
-        """The ready file, once it is there and does not name the worker *without*."""
-        deadline = time.monotonic() + START_S
-        pause = threading.Event()  # never set: a wait with a bound
-        while self._process.poll() is None and time.monotonic() < deadline:
-            if self._ready_file.exists():
-                document: Mapping[str, Any] = json.loads(self._ready_file.read_bytes())
-                if without not in {worker["id"] for worker in document.get("workers", ())}:
-                    return document
-            pause.wait(_LOOK_AGAIN_S)
-        last = self._log.read_text(errors="replace").splitlines()[-_LOG_LINES:]
-        raise Unstarted("\n".join([f"{self._log.stem} did not get ready; it said:", *last]))
-
-
-class Gateway(_Process):
-    """``rollout-router serve`` with two workers and the scripted model, ready when constructed.
+class Gateway(processes.Gateway):
+    """A gateway with the scripted model, whose workers can be killed.
 
     Args:
         folder: of its own; gets ``state``, ``capture`` and ``gateway.log``.
         run_dir: a short, private directory for the workers' sockets.
 
     Raises:
-        Unstarted: nothing is left running.
+        ServiceFailed: nothing is left running.
     """
 
     def __init__(self, folder: Path, run_dir: Path) -> None:
         self.capture_dir = folder / "capture"
-        self._state_dir = folder / "state"
-        ready_file = folder / "gateway.json"
-        arguments = [
-            *("serve", "--workers", "2", "--port", "0", "--ready-file", str(ready_file)),
-            *("--state-dir", str(self._state_dir), "--run-dir", str(run_dir)),
-            *("--capture-dir", str(self.capture_dir), "--drain-seconds", str(_DRAIN_S)),
-        ]
-        super().__init__(arguments, ready_file, folder / "gateway.log")
+        flags = ("--capture-dir", str(self.capture_dir), "--drain-seconds", str(_DRAIN_S))
+        super().__init__(folder, *flags, run_dir=run_dir, apart=True)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, _: object, failed: BaseException | None, *rest: object) -> None:
+        """Stop it; where something failed before, that is what is told."""
         try:
-            self._ready = self._wait_ready()
-        except BaseException:
-            self.stop()
-            raise
-        self.url = str(self._ready["url"])
+            self.service.stop()
+        except ServiceFailed as also:
+            if failed is None:
+                raise
+            failed.add_note(str(also))
+        finally:
+            if self.service.process.returncode == -signal.SIGKILL:  # so nobody ends its workers
+                for pid in self._workers().values():
+                    _end(pid)
 
     def holders(self) -> dict[str, Holder]:
         """Who holds each rollout and lives, as ``claims list`` says.
 
         Raises:
-            Unstarted: the command failed.
+            ServiceFailed: the command failed.
         """
-        command = [*_COMMAND, "claims", "list", "--json", "--state-dir", str(self._state_dir)]
         done = subprocess.run(  # noqa: S603 - our own command
-            command, capture_output=True, check=False, env=_environment()
+            command("claims", "list", "--json", "--state-dir", str(self.state_dir)),
+            capture_output=True,
+            check=False,
+            env=environment(),
         )
         if done.returncode != 0:
             words = done.stderr.decode(errors="replace").strip()
-            raise Unstarted(f"claims list ended with {done.returncode}: {words}")
+            raise ServiceFailed(f"claims list ended with {done.returncode}: {words}")
         return {
             claim["rollout_id"]: Holder(
                 worker_id=claim["worker_id"], claim_epoch=claim["claim_epoch"]
@@ -154,71 +99,65 @@ class Gateway(_Process):
         """SIGKILL a worker, wait for its death and for its replacement; its process id.
 
         Raises:
-            LookupError: no such worker runs. Unstarted: no replacement came.
+            LookupError: no such worker runs. ServiceFailed: no replacement came.
         """
         pid = self._pid(worker_id)
-        _kill_and_wait(pid)
-        self._ready = self._wait_ready(without=worker_id)
+        _end(pid)
+        self._wait_without(worker_id)
         return pid
 
     def _pid(self, worker_id: str) -> int:
-        for worker in self._ready["workers"]:
-            if worker["id"] == worker_id:
-                return int(worker["pid"])
-        raise LookupError(f"no worker {worker_id} runs")
+        workers = self._workers()
+        if worker_id not in workers:
+            raise LookupError(f"no worker {worker_id} runs")
+        return workers[worker_id]
 
-    def stop(self) -> None:
-        """Also ends the workers where the supervisor had to be killed."""
-        super().stop()
-        if self._process.returncode == -signal.SIGKILL:
-            for worker in self._ready["workers"]:
-                _kill_and_wait(int(worker["pid"]))
+    def _wait_without(self, worker_id: str) -> None:
+        """The supervisor logs no line for it, so its ready file is looked at again and again."""
+        deadline = time.monotonic() + READY_S
+        pause = threading.Event()  # never set: a wait with a bound
+        while self.service.process.poll() is None and time.monotonic() < deadline:
+            if worker_id not in self._workers():
+                return
+            pause.wait(_LOOK_AGAIN_S)
+        raise self.service.failed(f"did not replace worker {worker_id}")
+
+    def _workers(self) -> dict[str, int]:
+        """The process of each worker, as of the last time that all of them answered.
+
+        Raises:
+            ServiceFailed: the gateway has ended by itself, and its ready file with it.
+        """
+        try:
+            document = json.loads(self.ready_file.read_bytes())  # whole: it is put in by rename
+        except FileNotFoundError:
+            raise self.service.failed("ended while it was needed") from None
+        return {worker["id"]: int(worker["pid"]) for worker in document["workers"]}
 
 
-class Shim(_Process):
-    """``rollout-router shim``, ready when constructed. A sandbox has one, and one rollout.
+class Shim(processes.Shim):
+    """The sandbox side, ready when constructed. A sandbox has one, and one rollout.
 
     Raises:
-        Unstarted: nothing is left running.
+        ServiceFailed: nothing is left running.
     """
 
-    def __init__(self, folder: Path, name: str, gateway_url: str) -> None:
-        self._statistics_file = folder / f"{name}.statistics.json"
-        ready_file = folder / f"{name}.ready.json"
-        arguments = [
-            *("shim", "--gateway", gateway_url, "--port", "0", "--watch-stdin"),
-            *("--ready-file", str(ready_file), "--statistics-file", str(self._statistics_file)),
-        ]
-        super().__init__(arguments, ready_file, folder / f"{name}.log")
-        try:
-            self.url = str(self._wait_ready()["url"])
-        except BaseException:
-            self.stop()
-            raise
+    def __init__(self, folder: Path, rollout_id: str, gateway_url: str) -> None:
+        super().__init__(folder, gateway_url, name=rollout_id, apart=True)
+        self._rollout_id = rollout_id
 
-    def count(self, rollout_id: str) -> Tally:
-        """Stop it, and give what it counted; zeros where it has seen no call."""
-        self.stop()
-        if not self._statistics_file.exists():
-            raise Unstarted(f"{self._log.stem}: its shim left no statistics; see {self._log}")
-        found = json.loads(self._statistics_file.read_bytes())["rollouts"].get(rollout_id, {})
+    def count(self) -> Tally:
+        """Stop it, and give what it counted; zeros where it has seen no call.
+
+        Raises:
+            ServiceFailed: it did not end as it should.
+        """
+        self.service.stop()
+        found = self.statistics(self._rollout_id)
         names = ("calls", "bytes_sent", "bytes_full", "resyncs")
         return Tally(**{name: int(found.get(name, 0)) for name in names})
 
 
-def _environment() -> dict[str, str]:
-    """Ours without the twins of flags: the demonstration says what it wants."""
-    return {k: v for k, v in os.environ.items() if not k.startswith("ROLLOUT_ROUTER_")}
-
-
-def _kill_and_wait(pid: int) -> None:
-    try:
-        watch = os.pidfd_open(pid)
-    except ProcessLookupError:
-        return
-    try:
-        signal.pidfd_send_signal(watch, signal.SIGKILL)
-        if not select.select([watch], [], [], STOP_S)[0]:
-            raise Unstarted(f"process {pid} did not end after SIGKILL")
-    finally:
-        os.close(watch)
+def _end(pid: int) -> None:
+    with contextlib.suppress(ProcessLookupError):  # it has ended already
+        kill_and_wait(pid)

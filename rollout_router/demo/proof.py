@@ -1,45 +1,65 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The proof: what the model server captured is what the SDK sent, byte for byte. Pure.
+"""The proof: what was captured of a rollout is what the SDK sent and what it was answered. Pure.
 
-The accounting, for each rollout. Attempts are what the SDK wrote, each with its outcome; records
-are the lines of the rollout's capture file. Both are compared as multisets of bodies, a body by its
-length and the SHA-256 of its bytes, which is computed here on both sides. For every body:
+Attempts are what the SDK wrote, each with its outcome and what came back; records are the lines of
+the rollout's capture file. A body is compared by its length and the SHA-256 of its bytes, which the
+agent computes as they pass and this module from the text in the record. The accounting:
 
-    answered attempts <= completed records
-    all records       <= answered attempts + lost attempts
+1.  Each answered attempt is matched with one completed record, and no record with two attempts.
+    Matched means that all of this is the same:
 
-So each answered attempt has a record of exactly its bytes; a record beyond those belongs to an
-attempt whose answer was lost with its owner, at most one to each; a refused attempt leaves none;
-and nothing was captured that was not sent. A call that was made again after a loss is another
-attempt with the same bytes, and counts as one. Besides:
+        request body        as the SDK wrote it              ``request_text``
+        worker and epoch    the answer's ``Rollout-…``       ``worker_id``, ``claim_epoch``
+        status              of the answer                    ``status``
+        answer              its raw bytes, streamed or not   ``response``
 
-- each record's ``request_sha256`` is the digest of its own ``request_text``;
-- the digest that each answer carries (``Scripted-Request-Sha256``) is that of its request;
-- the shim counted the calls and the bytes that the SDK wrote, no more and no fewer.
+2.  A record that is not matched belongs to a lost attempt: of each request body there are at most
+    as many of them as attempts with that body that were lost. So a refused attempt leaves no
+    record, and nothing was captured that was not sent.
+3.  From one record to the next in the file the claim epoch never falls, and while it stays the
+    worker does: nothing of an owner follows a record of its successor (F1), and no two workers
+    write under one epoch (C1).
+4.  Each record's ``request_sha256`` is the digest of its own ``request_text``.
+5.  The digest that each answer carries (``Scripted-Request-Sha256``) is that of its request (H1).
+6.  The shim counted the calls and the bytes that the SDK wrote, no more and no fewer.
+
+What it does not show: of a lost attempt only the request is known for certain, so in its record
+only that and the claim epoch's order are checked. And where an attempt was lost and the next one,
+with the same body, was answered alike by the same owner under the same epoch, a single record of
+the two may be either's.
 """
 
 import base64
 import hashlib
 import json
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
-from rollout_router.demo.attempt import Attempt, Outcome
+from rollout_router.demo.attempt import Attempt, Holder, Outcome
 from rollout_router.demo.processes import Tally
 
 __all__ = ["Record", "compare", "differences"]
 
+_Body = tuple[str, int]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """What a capture record says of its request."""
+    """What a capture record says; digests and lengths of bodies are computed from their text."""
 
-    body_sha256: str  # computed from the captured bytes
+    number: int  # its line, from 1
+    body_sha256: str
     body_bytes: int
     request_sha256: str  # as the record says
     outcome: str
+    holder: Holder
+    status: int | None
+    answer_sha256: str
+    answer_bytes: int
 
 
 def compare(
@@ -47,12 +67,15 @@ def compare(
 ) -> list[str]:
     """Every difference in words; none where the proof holds. No file is no records."""
     path = capture_dir / f"{rollout_id}.jsonl"
+    records = []
     try:
-        records = [_record(line) for line in path.read_bytes().splitlines()]
+        for number, line in enumerate(path.read_bytes().splitlines(), start=1):
+            records.append(_record(number, line))
     except FileNotFoundError:
-        records = []
+        pass
     except (ValueError, KeyError, TypeError, AttributeError) as error:
-        return [f"rollout {rollout_id}: {path.name} holds a line that is no record: {error!r}"]
+        place = f"line {len(records) + 1} of {path.name}"
+        return [f"rollout {rollout_id}: {place} is no record of a routed call: {error!r}"]
     return differences(rollout_id, attempts, records, tally)
 
 
@@ -60,32 +83,70 @@ def differences(
     rollout_id: str, attempts: Sequence[Attempt], records: Sequence[Record], tally: Tally
 ) -> list[str]:
     """As :func:`compare`, of records that were read."""
-    found = [*_bodies(attempts, records), *_digests(attempts, records), *_counts(attempts, tally)]
+    found = [
+        *_matches(attempts, records),
+        *_order(records),
+        *_digests(attempts, records),
+        *_counts(attempts, tally),
+    ]
     return [f"rollout {rollout_id}: {difference}" for difference in found]
 
 
-def _bodies(attempts: Sequence[Attempt], records: Sequence[Record]) -> Iterator[str]:
-    answered = _count(attempts, Outcome.ANSWERED)
-    lost = _count(attempts, Outcome.LOST)
-    captured = Counter((r.body_sha256, r.body_bytes) for r in records)
-    completed = Counter((r.body_sha256, r.body_bytes) for r in records if r.outcome == "completed")
-    turns = {(a.body_sha256, a.body_bytes): a.turn + 1 for a in attempts}
-    for body in answered | captured:
-        name = f"call {turns[body]}" if body in turns else "a request that was never sent"
-        name = f"{name} ({body[1]} bytes, sha256 {body[0][:12]}…)"
-        if completed[body] < answered[body]:
-            yield f"{name} was answered {answered[body]} times, captured {completed[body]} times"
-        if captured[body] > answered[body] + lost[body]:
+def _matches(attempts: Sequence[Attempt], records: Sequence[Record]) -> Iterator[str]:
+    turns = {_body(attempt): attempt.turn + 1 for attempt in attempts}
+    lost = Counter(_body(a) for a in attempts if a.outcome is Outcome.LOST)
+    left = list(records)
+    for attempt in attempts:
+        if attempt.outcome is not Outcome.ANSWERED:
+            continue
+        match = next((r for r in left if r.outcome == "completed" and _same(attempt, r)), None)
+        if match is None:
+            name = _name(_body(attempt), turns)
+            yield f"{name} was answered {_answer(attempt)}; no completed record of it says so"
+        else:
+            left.remove(match)
+    for body, count in Counter(_body(record) for record in left).items():
+        if count > lost[body]:
+            theirs = [record for record in left if _body(record) == body]
+            told = ", ".join(f"record {r.number} ({r.outcome}, {_answer(r)})" for r in theirs)
             yield (
-                f"{name} was captured {captured[body]} times, and only {answered[body]} of its"
-                f" attempts were answered and {lost[body]} lost"
+                f"{_name(body, turns)} has records that match no answer: {told}; and of its"
+                f" attempts {lost[body]} were lost"
+            )
+
+
+def _same(attempt: Attempt, record: Record) -> bool:
+    return (
+        _body(attempt) == _body(record)
+        and attempt.holder == record.holder
+        and attempt.status == record.status
+        and (attempt.answer_sha256, attempt.answer_bytes)
+        == (record.answer_sha256, record.answer_bytes)
+    )
+
+
+def _order(records: Sequence[Record]) -> Iterator[str]:
+    for before, after in pairwise(records):
+        low, high = after.holder.claim_epoch, before.holder.claim_epoch
+        if low < high:
+            yield (
+                f"record {after.number} has claim epoch {low} and follows one of {high}: its owner"
+                " had been replaced"
+            )
+        elif low == high and after.holder != before.holder:
+            yield (
+                f"records {before.number} and {after.number} have claim epoch {low} and two"
+                f" workers, {before.holder.worker_id} and {after.holder.worker_id}"
             )
 
 
 def _digests(attempts: Sequence[Attempt], records: Sequence[Record]) -> Iterator[str]:
-    for number, record in enumerate(records, start=1):
+    for record in records:
         if record.request_sha256 != record.body_sha256:
-            yield f"record {number} names the digest {record.request_sha256[:12]}…, not its own"
+            yield (
+                f"record {record.number} names the digest {record.request_sha256[:12]}…, not its"
+                " own"
+            )
     for attempt in attempts:
         if attempt.outcome is Outcome.ANSWERED and attempt.model_sha256 != attempt.body_sha256:
             yield (
@@ -103,19 +164,49 @@ def _counts(attempts: Sequence[Attempt], tally: Tally) -> Iterator[str]:
         )
 
 
-def _count(attempts: Sequence[Attempt], outcome: Outcome) -> Counter[tuple[str, int]]:
-    return Counter((a.body_sha256, a.body_bytes) for a in attempts if a.outcome is outcome)
+def _body(of: Attempt | Record) -> _Body:
+    return of.body_sha256, of.body_bytes
 
 
-def _record(line: bytes) -> Record:
+def _name(body: _Body, turns: Mapping[_Body, int]) -> str:
+    name = f"call {turns[body]}" if body in turns else "a request that was never sent"
+    return f"{name} ({body[1]} bytes, sha256 {body[0][:12]}…)"
+
+
+def _answer(of: Attempt | Record) -> str:
+    who = (
+        "by nobody that it names"
+        if of.holder is None
+        else f"by worker {of.holder.worker_id} under claim epoch {of.holder.claim_epoch}"
+    )
+    return (
+        f"{who} with status {of.status} and {of.answer_bytes} bytes, sha256"
+        f" {(of.answer_sha256 or 'unknown')[:12]}…"
+    )
+
+
+def _record(number: int, line: bytes) -> Record:
     document = json.loads(line)
-    if "request_text" in document:
-        body = document["request_text"].encode()
-    else:
-        body = base64.b64decode(document["request_base64"], validate=True)
+    body = _bytes(document, "request_text", "request_base64")
+    answer = _bytes(document, "response", "response_base64")
+    worker_id, epoch = document["worker_id"], document["claim_epoch"]
+    if not isinstance(worker_id, str) or type(epoch) is not int:
+        raise ValueError(f"worker {worker_id!r} under claim epoch {epoch!r} is no owner")
     return Record(
+        number=number,
         body_sha256=hashlib.sha256(body).hexdigest(),
         body_bytes=len(body),
-        request_sha256=document["request_sha256"],
+        request_sha256=str(document["request_sha256"]),
         outcome=document["outcome"],
+        holder=Holder(worker_id=worker_id, claim_epoch=epoch),
+        status=document["status"],
+        answer_sha256=hashlib.sha256(answer).hexdigest(),
+        answer_bytes=len(answer),
     )
+
+
+def _bytes(document: Mapping[str, Any], text_key: str, base64_key: str) -> bytes:
+    if text_key in document:
+        text: str = document[text_key]
+        return text.encode()
+    return base64.b64decode(document[base64_key], validate=True)

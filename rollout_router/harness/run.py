@@ -18,8 +18,8 @@ from rollout_router.claims import FileClaimStore
 from rollout_router.harness.compare import Expected, Run
 from rollout_router.harness.pause import NotReached, PausingShell
 from rollout_router.harness.port import Harness, Place, Start
-from rollout_router.harness.services import Gateway, Service, ServiceFailed, Shim, kill_and_wait
 from rollout_router.harness.transcript import read_transcript
+from rollout_router.processes import Gateway, Service, ServiceFailed, Shim, kill_and_wait
 
 __all__ = ["EXPECTED", "RunFailed", "run"]
 

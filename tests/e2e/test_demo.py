@@ -5,7 +5,8 @@ import json
 import os
 import signal
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,9 +96,12 @@ def test_bad_input_ends_before_anything_starts(
 def test_an_interrupt_ends_everything_that_was_started(
     folder: Path, number: signal.Signals, code: int
 ) -> None:
-    with subprocess.Popen(
-        [COMMAND, "demo", "--count", "6"], cwd=folder, stderr=subprocess.PIPE, text=True
-    ) as process:
+    with (
+        _not_ignored(number),
+        subprocess.Popen(
+            [COMMAND, "demo", "--count", "6"], cwd=folder, stderr=subprocess.PIPE, text=True
+        ) as process,
+    ):
         if process.stderr is None:
             raise RuntimeError("stderr is a pipe")
         for line in process.stderr:
@@ -110,6 +114,21 @@ def test_an_interrupt_ends_everything_that_was_started(
     assert len(started) >= 4  # the supervisor, two workers, and a shim
     assert [child for child in started if _runs(child)] == []
     assert list(folder.iterdir()) == []
+
+
+@contextmanager
+def _not_ignored(number: signal.Signals) -> Iterator[None]:
+    """What is started meanwhile does not ignore the signal, though we may have been told to.
+
+    A program keeps what its caller ignores, and so does the demonstration, as it should. In a job
+    that a shell started with ``&`` that is SIGINT, for us and for all that we start. A signal that
+    has a function here has its default in a program that is started (execve), so it gets one.
+    """
+    before = signal.signal(number, signal.default_int_handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
 
 
 def _runs(process: psutil.Process) -> bool:

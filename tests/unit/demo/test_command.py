@@ -16,7 +16,8 @@ from rollout_router.cli.demo import demo
 from rollout_router.demo import play
 from rollout_router.demo.attempt import Holder
 from rollout_router.demo.conversation import Dialect
-from rollout_router.demo.processes import Tally, Unstarted
+from rollout_router.demo.processes import Tally
+from rollout_router.processes import ServiceFailed
 
 PLAYED = play.Played(
     rollout_id="r1",
@@ -86,13 +87,21 @@ def test_what_did_not_start_is_told_and_the_folder_goes(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def fail(*_: object, **__: object) -> None:
-        raise Unstarted("gateway did not get ready")
+        raise ServiceFailed("gateway did not get ready")
 
     monkeypatch.setattr(play, "perform", fail)
     done = CliRunner().invoke(demo, [])
     assert done.exit_code == 1
     assert "gateway did not get ready" in done.stderr
     assert list(tmp_path.iterdir()) == []
+
+
+def test_what_the_caller_has_it_ignore_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    _give(monkeypatch, PLAYED)
+    signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    assert CliRunner().invoke(demo, []).exit_code == 0
+    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
+    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
 def test_keep_leaves_the_folder_and_says_where(

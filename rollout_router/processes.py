@@ -1,5 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Starts a gateway and the sandbox side as processes of their own, as their users would."""
+"""The product as processes of their own, as its users start it: a gateway, and sandbox sides.
+
+The demonstration, the harnesses' conformance run and the benchmark stand on it.
+"""
 
 import contextlib
 import json
@@ -16,24 +19,40 @@ from typing import Any, Final
 
 from rollout_router.transport.bundle import build
 
-__all__ = ["Gateway", "Service", "ServiceFailed", "Shim", "kill_and_wait"]
+__all__ = [
+    "READY_S",
+    "Gateway",
+    "Service",
+    "ServiceFailed",
+    "Shim",
+    "command",
+    "environment",
+    "kill_and_wait",
+]
 
-READY_S: Final = 30.0
+READY_S: Final = 60.0  # on a machine under load; it takes about one
 STOP_S: Final = 45.0
 """Longer than the gateway takes to drain."""
-
 
 _SHOWN: Final = 20  # lines of the log
 
 
 class ServiceFailed(Exception):  # noqa: N818 - named by what happened
-    """A process did not start or did not stop; the message holds what it logged last."""
+    """A process did not do what it was started for; the message holds what it logged last."""
 
 
 class Service:
-    """A running process. What it logs can be waited for, and is kept in *log*."""
+    """A running process. What it logs can be waited for, and is kept in *log*.
 
-    def __init__(self, name: str, arguments: Sequence[str], *, log: Path) -> None:
+    Args:
+        name: for messages.
+        arguments: the command line.
+        log: a file; what it held is gone.
+        apart: in a process group of its own: a terminal's Ctrl-C and hang-up reach the caller
+            alone, which then has to stop it.
+    """
+
+    def __init__(self, name: str, arguments: Sequence[str], *, log: Path, apart: bool) -> None:
         self._name = name
         self._log = log
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
@@ -43,7 +62,8 @@ class Service:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=_environment(),
+            env=environment(),
+            process_group=0 if apart else None,
         )
         self._reader = threading.Thread(target=self._read, name=name, daemon=True)
         self._reader.start()
@@ -58,14 +78,14 @@ class Service:
             try:
                 line = self._lines.get(timeout=READY_S)
             except queue.Empty:
-                raise self._failed(f"did not say {text!r} within {READY_S:.0f} s") from None
+                raise self.failed(f"did not say {text!r} within {READY_S:.0f} s") from None
             if line is None:
-                raise self._failed(f"ended before it said {text!r}")
+                raise self.failed(f"ended before it said {text!r}")
             if text in line:
                 return line
 
     def stop(self) -> None:
-        """Ask it to end, and wait.
+        """Ask it to end, and wait. Again is harmless.
 
         Raises:
             ServiceFailed: it did not end in time, and was killed, or ended with a code but 0.
@@ -77,12 +97,13 @@ class Service:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-            raise self._failed(f"did not end within {STOP_S:.0f} s") from None
+            raise self.failed(f"did not end within {STOP_S:.0f} s") from None
         self._reader.join()
         if code != 0:
-            raise self._failed(f"ended with code {code}")
+            raise self.failed(f"ended with code {code}")
 
-    def _failed(self, what: str) -> ServiceFailed:
+    def failed(self, what: str) -> ServiceFailed:
+        """That it did *what*, with the end of its log."""
         last = "".join(self._log.read_text(errors="replace").splitlines(keepends=True)[-_SHOWN:])
         return ServiceFailed(f"{self._name} {what}:\n{last}")
 
@@ -98,49 +119,68 @@ class Service:
 
 
 class Gateway:
-    """``rollout-router serve`` with two workers, its store and sockets below *folder*.
+    """``rollout-router serve`` with two workers, ready when constructed.
+
+    Args:
+        folder: exists; gets the store, ``ready.json`` and ``gateway.log``.
+        arguments: more flags of ``serve``.
+        run_dir: for the workers' sockets, so its path is short; below *folder* by default.
+        apart: as for :class:`Service`.
 
     Raises:
-        ServiceFailed: it did not start.
+        ServiceFailed: it did not start, and nothing of it is left running.
     """
 
-    def __init__(self, folder: Path, *arguments: str) -> None:
+    def __init__(
+        self, folder: Path, *arguments: str, run_dir: Path | None = None, apart: bool = False
+    ) -> None:
         self.state_dir = folder / "state"
-        ready_file = folder / "ready.json"
-        command = "from rollout_router.cli.main import main; main()"
+        self.ready_file = folder / "ready.json"
         self.service = Service(
             "the gateway",
             [
-                *(sys.executable, "-P", "-c", command, "serve", "--port", "0", "--workers", "2"),
-                *("--state-dir", str(self.state_dir), "--run-dir", str(folder / "run")),
-                *("--ready-file", str(ready_file), *arguments),
+                *command("serve", "--port", "0", "--workers", "2"),
+                *("--state-dir", str(self.state_dir), "--run-dir", str(run_dir or folder / "run")),
+                *("--ready-file", str(self.ready_file), *arguments),
             ],
             log=folder / "gateway.log",
+            apart=apart,
         )
         with _stopped_on_error(self.service):
             self.service.wait_line("rollout-router: ready:")
-            self.url = str(json.loads(ready_file.read_text())["url"])
+            self.url = str(json.loads(self.ready_file.read_text())["url"])
 
 
 class Shim:
     """The sandbox side in front of *gateway_url*: the single file that goes into a sandbox.
 
+    It ends by itself, too, when this process is gone.
+
+    Args:
+        folder: exists; gets the file, and for each *name* statistics and a log.
+        gateway_url: where it sends what comes to it.
+        name: tells shims of one folder apart.
+        apart: as for :class:`Service`.
+
     Raises:
-        ServiceFailed: it did not start.
+        ServiceFailed: it did not start, and nothing of it is left running.
     """
 
-    def __init__(self, folder: Path, gateway_url: str) -> None:
+    def __init__(
+        self, folder: Path, gateway_url: str, *, name: str = "shim", apart: bool = False
+    ) -> None:
         program = folder / "shim"
-        build(program)
-        self._statistics_file = folder / "statistics.json"
+        build(program)  # by rename, and always the same bytes: another may be running it
+        self._statistics_file = folder / f"{name}.statistics.json"
         self.service = Service(
-            "the shim",
+            f"the shim ({name})" if name != "shim" else "the shim",
             [
                 *(sys.executable, "-I", "-S", str(program), "--gateway", gateway_url),
                 *("--port", "0", "--statistics-file", str(self._statistics_file)),
                 *("--parent-pid", str(os.getpid())),
             ],
-            log=folder / "shim.log",
+            log=folder / f"{name}.log",
+            apart=apart,
         )
         with _stopped_on_error(self.service):
             self.url = str(json.loads(self.service.wait_line('{"url"'))["url"])
@@ -162,6 +202,19 @@ def _stopped_on_error(service: Service) -> Iterator[None]:
         raise
 
 
+def command(*arguments: str) -> list[str]:
+    """The command line of ``rollout-router`` with *arguments*, in this Python."""
+    program = "from rollout_router.cli.main import main; main(prog_name='rollout-router')"
+    # -P: nothing in the current directory stands in for a module
+    return [sys.executable, "-P", "-c", program, *arguments]
+
+
+def environment() -> dict[str, str]:
+    """Ours, without the twins of flags: what a service is told stands in its arguments."""
+    twin = "ROLLOUT_ROUTER_"
+    return {name: value for name, value in os.environ.items() if not name.startswith(twin)}
+
+
 def kill_and_wait(pid: int) -> None:
     """SIGKILL a process that need not be a child, and wait until it is gone.
 
@@ -176,9 +229,3 @@ def kill_and_wait(pid: int) -> None:
             raise ServiceFailed(f"process {pid} was killed and did not end")
     finally:
         os.close(watch)
-
-
-def _environment() -> dict[str, str]:
-    """Ours, without the twins of flags: what a service is told stands in its arguments."""
-    twin = "ROLLOUT_ROUTER_"
-    return {name: value for name, value in os.environ.items() if not name.startswith(twin)}
