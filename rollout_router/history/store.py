@@ -14,6 +14,7 @@ H5  everything hangs on (rollout, claim epoch); the end of a call touches only i
 Synchronous, for one thread (the event loop's). It hashes nothing and trusts the digests given.
 """
 
+import math
 from collections import Counter, OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -43,8 +44,8 @@ class Bounds:
         for name in ("rollouts_max", "bytes_max", "bases_per_rollout_max"):
             if getattr(self, name) < 0:
                 raise ValueError(f"{name} must not be negative, got {getattr(self, name)}")
-        if self.idle_s_max <= 0:
-            raise ValueError(f"idle_s_max must be positive, got {self.idle_s_max}")
+        if not (self.idle_s_max > 0 and math.isfinite(self.idle_s_max)):
+            raise ValueError(f"idle_s_max must be positive and finite, got {self.idle_s_max}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -213,7 +214,7 @@ class History:
 
     def _make_room(self, size_bytes: int, entry: _Entry) -> bool:
         """Free what the bounds ask for, cheapest loss first; False where too much is in use."""
-        if size_bytes > self.bounds.bytes_max:
+        if not self._could_fit(size_bytes, entry):
             return False
         while len(entry.bases) >= self.bounds.bases_per_rollout_max:
             if not self._drop_one_base(entry, spare=0):
@@ -226,6 +227,25 @@ class History:
             ):
                 return False
         return True
+
+    def _could_fit(self, size_bytes: int, entry: _Entry) -> bool:
+        """Whether giving up all that may go makes room; asked first, so that no loss is vain."""
+        needed = self._bytes + size_bytes - self.bounds.bytes_max
+        if size_bytes > self.bounds.bytes_max or self.bounds.bases_per_rollout_max == 0:
+            return False
+        if needed <= 0:
+            return True
+        freed = 0
+        for other in self._entries.values():
+            if not other.in_flight:
+                freed += sum(map(len, other.bases.values()))
+            else:
+                spare = 0 if other is entry else 1
+                loose = list(other.bases)[: len(other.bases) - spare]
+                freed += sum(len(other.bases[d]) for d in loose if not other.pins[d])
+            if freed >= needed:
+                return True
+        return False
 
     def _drop_one_base(self, entry: _Entry, *, spare: int) -> bool:
         """Drop the least recently used base that no call uses, leaving *spare* of the newest."""

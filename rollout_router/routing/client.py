@@ -33,6 +33,8 @@ class Client:
         self._send = send
         self._chunks: list[bytes] = []
         self._size_bytes = 0
+        announced = first(scope["headers"], b"content-length") or b""
+        self._announced_bytes = int(announced) if announced.isdigit() else 0
         self._handed_on = False  # the body is being streamed: it cannot be routed again
         self._whole = asyncio.Event()
         self._buffer: list[bytes] | None = [] if scope["http_version"] == "1.0" else None
@@ -52,11 +54,13 @@ class Client:
         """The whole request body.
 
         Raises:
-            Refusal: 413 ``body_too_large``; the rest of the body was not read.
+            Refusal: 413 ``body_too_large``; an announced length is believed before any of the
+                body is read, and else the rest of the body was not read.
             ClientGone: the client left before its body was complete.
         """
-        await self.fill(bytes_max + 1)
-        if self._size_bytes > bytes_max:
+        if self._announced_bytes <= bytes_max:
+            await self.fill(bytes_max + 1)
+        if max(self._announced_bytes, self._size_bytes) > bytes_max:
             raise Refusal(
                 "body_too_large",
                 f"the request body of rollout {claim.rollout_id} is longer than {bytes_max} bytes",

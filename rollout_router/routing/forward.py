@@ -11,7 +11,9 @@ What may follow a hop depends on how far it got:
 """
 
 import asyncio
+from collections.abc import AsyncIterator, Callable
 from enum import Enum
+from functools import partial
 from typing import Final
 
 from rollout_router.asgi import Scope
@@ -20,6 +22,7 @@ from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import headers as wire
 from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.headers import Headers
+from rollout_router.routing.hop_scope import scope_headers
 from rollout_router.routing.identity import path_of
 from rollout_router.transport.hop import ConnectFailed, HopClient, HopLost, HopRequest, HopResponse
 
@@ -34,7 +37,15 @@ MOVED: Final = b"moved"
 
 MISDIRECTED: Final = 421
 
-_NOT_SENT_ON: Final = (b"content-length", b"expect", wire.HOP, wire.EXPECT_EPOCH)
+_NOT_SENT_ON: Final = (
+    b"content-length",
+    b"expect",
+    wire.HOP,
+    wire.EXPECT_EPOCH,
+    wire.CLIENT,
+    wire.SCHEME,
+    wire.ROOT_PATH,
+)
 
 
 class NotDispatched(Exception):  # noqa: N818 - names what can be relied on
@@ -54,10 +65,14 @@ class Hop:
     Args:
         hops: the connections of this worker to its peers.
         exchange: the request as it came to the public port.
+        identity: the header that may name the rollout, in lower case.
         timeout_s: how long to wait for the head of the answer; None: as long as it takes.
     """
 
-    def __init__(self, hops: HopClient, exchange: Exchange, *, timeout_s: float | None) -> None:
+    def __init__(
+        self, hops: HopClient, exchange: Exchange, *, identity: bytes, timeout_s: float | None
+    ) -> None:
+        self._identity = identity
         self._hops = hops
         self._scope = exchange.scope
         self._client = exchange.client
@@ -86,8 +101,9 @@ class Hop:
 
     async def _head(self, claim: Claim, socket: str) -> HopResponse:
         try:
-            async with asyncio.timeout(self._timeout_s):
-                return await self._hops.send(socket, self._request(claim))
+            async with asyncio.timeout(None) as limit:
+                request = self._request(claim, partial(self._start_clock, limit))
+                return await self._hops.send(socket, request)
         except ConnectFailed as error:
             raise NotDispatched(str(error)) from error
         except TimeoutError as error:
@@ -108,20 +124,33 @@ class Hop:
             claim_epoch=claim.claim_epoch,
         )
 
-    def _request(self, claim: Claim) -> HopRequest:
+    def _start_clock(self, limit: asyncio.Timeout) -> None:
+        """The owner has the whole request: from now on its answer is waited for."""
+        if self._timeout_s is not None:
+            limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+
+    async def _rest(self, on_end: Callable[[], None]) -> AsyncIterator[bytes]:
+        async for chunk in self._client.rest():
+            yield chunk
+        on_end()
+
+    def _request(self, claim: Claim, on_sent: Callable[[], None]) -> HopRequest:
         headers: Headers = list(self._scope["headers"])
         length = wire.first(headers, b"content-length")
         whole = self._client.body_is_whole
+        if whole:
+            on_sent()
         return HopRequest(
             method=self._scope["method"],
             target=_target(self._scope),
             headers=[
-                *wire.without(_of_the_message(headers), *_NOT_SENT_ON),
+                *wire.without(_of_the_message(headers, self._identity), *_NOT_SENT_ON),
                 (wire.HOP, b"1"),
                 (wire.EXPECT_EPOCH, str(claim.claim_epoch).encode()),
+                *scope_headers(self._scope),
             ],
             body=self._client.buffered(),
-            rest=None if whole else self._client.rest(),
+            rest=None if whole else self._rest(on_sent),
             content_length=None if length is None else int(length),
         )
 
@@ -145,10 +174,10 @@ class Hop:
         await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
-def _of_the_message(headers: Headers) -> Headers:
+def _of_the_message(headers: Headers, identity: bytes) -> Headers:
     """The headers that are not of one connection, nor named by Connection as such.
 
-    What tells a frame from a body is never dropped: a frame must not reach an application.
+    What tells a frame from a body, or names the rollout, is never dropped.
     """
     named = {
         token.strip().lower()
@@ -156,7 +185,7 @@ def _of_the_message(headers: Headers) -> Headers:
         if key.lower() == b"connection"
         for token in value.split(b",")
     }
-    dropped = wire.HOP_BY_HOP | (named - {b"content-type", wire.HISTORY})
+    dropped = wire.HOP_BY_HOP | (named - {b"content-type", b"cookie", wire.HISTORY, identity})
     return wire.without(headers, *dropped)
 
 

@@ -6,12 +6,15 @@ from typing import Final
 
 __all__ = [
     "CLAIM_EPOCH",
+    "CLIENT",
     "EXPECT_EPOCH",
     "FRAME_TYPE",
     "HISTORY",
     "HOP",
     "HOP_BY_HOP",
     "KEEP",
+    "ROOT_PATH",
+    "SCHEME",
     "WORKER",
     "Headers",
     "first",
@@ -24,6 +27,9 @@ Headers = list[tuple[bytes, bytes]]
 WORKER: Final = b"rollout-worker"
 CLAIM_EPOCH: Final = b"rollout-claim-epoch"
 HISTORY: Final = b"rollout-history"
+CLIENT: Final = b"rollout-client"
+ROOT_PATH: Final = b"rollout-root-path"
+SCHEME: Final = b"rollout-scheme"
 HOP: Final = b"rollout-hop"
 EXPECT_EPOCH: Final = b"rollout-expect-epoch"
 KEEP: Final = b"keep"

@@ -15,7 +15,7 @@ from rollout_router.asgi import Scope
 from rollout_router.claims.record import Kind
 from rollout_router.routing.sessions import PREFIX, SessionNames
 
-__all__ = ["InvalidIdentity", "Rollout", "identify", "path_of"]
+__all__ = ["InvalidIdentity", "Rollout", "identify", "path_of", "path_within"]
 
 _ID: Final = re.compile(rb"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _PATH: Final = re.compile(rb"/(?:ng-rollout|sessions)/([^/?#]*)(?:[/?#]|$)")
@@ -38,9 +38,15 @@ class InvalidIdentity:
 
 
 def path_of(scope: Scope) -> bytes:
-    """The path as it came over the wire; encoded anew where the server does not say."""
+    """The whole path, still percent-encoded; encoded anew where the server does not say."""
     raw: bytes | None = scope.get("raw_path")
     return raw or quote(scope["path"], safe="/:@!$&'()*+,;=~").encode()
+
+
+def path_within(scope: Scope) -> bytes:
+    """The path below the root path that the server was given."""
+    path, root = path_of(scope), quote(scope.get("root_path", "").rstrip("/")).encode()
+    return path[len(root) :] if root and path.startswith(root + b"/") else path
 
 
 def identify(

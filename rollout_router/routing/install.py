@@ -16,7 +16,8 @@ def install(app: Any, settings: Settings) -> App:
     """Route the rollouts of *app* and return what is to be served.
 
     A FastAPI or Starlette application is changed in place and returned; any other ASGI callable is
-    wrapped. Middleware that is added afterwards stands outside of the router.
+    wrapped. Middleware that is added afterwards stands outside of the router; a forwarded request
+    goes through it twice, at the worker that took it and at its owner.
 
     Raises:
         ValueError: the router is already installed on *app*, which is unchanged.
@@ -27,6 +28,6 @@ def install(app: Any, settings: Settings) -> App:
     ):
         raise ValueError("the router is already installed on this application")
     if isinstance(app, Starlette):
-        app.add_middleware(Router, settings=settings)
+        app.add_middleware(Router, settings=settings, outermost=app)
         return app
     return Router(app, settings)

@@ -6,7 +6,7 @@ The application starts first and stops last, so that it is there for every call 
 """
 
 import logging
-from typing import Protocol
+from typing import Any, Protocol
 
 from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.claims import ClaimsError
@@ -18,6 +18,7 @@ _logger = logging.getLogger(__name__)
 
 class _Living(Protocol):
     app: App
+    state: dict[str, Any] | None
 
     async def start_worker(self) -> None: ...
 
@@ -30,6 +31,7 @@ async def run_lifespan(router: _Living, scope: Scope, receive: Receive, send: Se
     A store that refuses fails the start-up with its message. An application without a lifespan of
     its own (it raises before it answers) gets ours alone.
     """
+    router.state = scope.get("state")  # one mapping for the whole life: filled in as it starts
     asked = False  # the application took lifespan.startup
     answered = False  # and said what became of it
 

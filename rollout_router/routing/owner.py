@@ -58,6 +58,13 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     keeps = settings.history_delta and not worker.ownership.leaving
     headers: Headers = list(exchange.scope["headers"])
     body = await client.read_body(bytes_max=settings.body_bytes_max, claim=claim)
+    if not (gate := worker.admission.gate).open:  # it was closed while the body came (R6)
+        raise Refusal(
+            "admission_closed",
+            f"rollout {claim.rollout_id}: admission was closed by {gate.by}: {gate.why}",
+            rollout_id=claim.rollout_id,
+            claim_epoch=claim.claim_epoch,
+        )
     digest = ""
     if is_frame(headers):
         frame, body = await _rebuilt(body, held.call, exchange, settings.body_bytes_max)
@@ -127,6 +134,8 @@ async def _run(
         raise (watch.refusal if watch and watch.refusal else _failure(call, error)) from error
     if watch is not None and watch.refusal is not None:  # the application went on all the same
         raise watch.refusal
+    if not (client.started or client.gone.is_set()):
+        raise _failure(call, RuntimeError("it returned without an answer"))
 
 
 def _failure(call: Call, error: Exception) -> Refusal:

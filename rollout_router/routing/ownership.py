@@ -10,14 +10,12 @@ At most one acquisition or release runs per rollout, and every request waits for
 whose caller went away is finished and kept as an empty entry. A release that failed leaves the
 claim held, with an empty entry, and is tried again when that entry is evicted.
 
-All methods run on the event loop; every call that takes a lock runs in this module's threads.
+All methods run on the event loop; every call that takes a lock runs in a thread.
 """
 
 import asyncio
-import errno
 import logging
 from collections.abc import Callable, Coroutine, Mapping
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar, assert_never
@@ -30,22 +28,17 @@ from rollout_router.claims import (
     Moved,
     Owner,
     ProofOfDeath,
-    StoreUnavailable,
-    stripe_of,
 )
 from rollout_router.claims.record import Kind
 from rollout_router.errors import Refusal
 from rollout_router.history import CallHandle, History, Key
 from rollout_router.routing.tasks import Tasks
+from rollout_router.routing.threads import StoreThreads
 
 __all__ = ["Held", "Ownership"]
 
-THREADS_MAX: Final = 16
-"""Threads that take stripe locks. One stuck stripe holds one of them for its bounded wait."""
-
-TURN_S_MAX: Final = 5.0
-"""How long one call waits for its turn at a stripe before it gives up, with 503. As long as the
-store itself waits for the lock of a stripe."""
+RELEASES_AT_ONCE: Final = 8
+"""Claims that a leaving worker gives back at one time; requests for the others go on meanwhile."""
 
 _Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
@@ -94,13 +87,13 @@ class Ownership:
         self._sessions_max = sessions_max
         self._grants: dict[str, Grant] = {}
         self._sessions: dict[str, _Session] = {}  # those of _grants, and those being taken
-        self._overdue: set[str] = set()  # sessions that could not be given back yet
+        self._overdue: set[str] = set()  # what could not be given back yet
         self._busy: dict[str, asyncio.Task[Any]] = {}
-        self._turns: dict[str, asyncio.Lock] = {}  # by stripe, 256 at most
         self._leaving = False
+        self._giving_back = False
         self._unsure = False  # a change of a claim ended in a way that leaves the disk unknown
         self._changed = asyncio.Event()  # set whenever a grant or a task of _busy went away
-        self._threads = ThreadPoolExecutor(THREADS_MAX, thread_name_prefix="claims")
+        self._threads = StoreThreads()
 
     @property
     def grants(self) -> Mapping[str, Grant]:
@@ -196,7 +189,7 @@ class Ownership:
         Raises:
             ClaimsError: the claim stays as it is.
         """
-        await self._in_stripe(seen.rollout_id, lambda: self._store.reap(seen, proof))
+        await self._threads.locking(seen.rollout_id, lambda: self._store.reap(seen, proof))
 
     async def forget(self, tombstone: Claim) -> None:
         """Remove a tombstone that has lasted long enough, if it still stands.
@@ -204,7 +197,7 @@ class Ownership:
         Raises:
             ClaimsError: it stays.
         """
-        await self._in_stripe(tombstone.rollout_id, lambda: self._store.forget(tombstone))
+        await self._threads.locking(tombstone.rollout_id, lambda: self._store.forget(tombstone))
 
     def keep(self, held: Held, digest: str, body: bytes) -> bool:
         """Hold *body* as a base; whatever had to go for it gives its claim back at once (C6)."""
@@ -233,8 +226,9 @@ class Ownership:
     def leave(self) -> None:
         """Give all back, or mark it lost: the idle now, the others as their last call ends."""
         self._leaving = True
-        for grant in list(self._grants.values()):
-            self._release_if_idle(grant)
+        if not self._giving_back:
+            self._giving_back = True
+            self._tasks.spawn(self._give_all_back(), name="giving everything back")
 
     async def wait_released(self) -> None:
         """Wait until nothing is held and nothing runs. Bounded by the caller."""
@@ -244,11 +238,23 @@ class Ownership:
 
     def close(self) -> None:
         """Let the threads end. Claims still held stay on disk until this worker is proven dead."""
-        self._threads.shutdown(wait=False)
+        self._threads.close()
 
     async def in_thread(self, work: Callable[[], _Result]) -> _Result:
-        """Run a call of the store in one of this module's threads."""
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        """Run a call of the store that takes no lock."""
+        return await self._threads.quick(work)
+
+    async def _give_all_back(self) -> None:
+        """Some at a time: what waits its turn is still held, and its requests are still served."""
+        try:
+            for grant in list(self._grants.values()):
+                self._release_if_idle(grant)
+                if len(self._busy) >= RELEASES_AT_ONCE:
+                    await asyncio.wait(
+                        list(self._busy.values()), return_when=asyncio.FIRST_COMPLETED
+                    )
+        finally:
+            self._giving_back = False
 
     async def _acquire(
         self, rollout_id: str, dead: tuple[Claim, ProofOfDeath] | None, kind: Kind
@@ -263,12 +269,12 @@ class Ownership:
         self, rollout_id: str, dead: tuple[Claim, ProofOfDeath] | None, kind: Kind
     ) -> Held | Moved:
         if dead is None:
-            taken = await self._in_stripe(
+            taken = await self._threads.locking(
                 rollout_id, lambda: self._store.take(rollout_id, self._owner, kind=kind)
             )
         else:
             claim, proof = dead
-            taken = await self._in_stripe(
+            taken = await self._threads.locking(
                 rollout_id, lambda: self._store.take_over(claim, self._owner, proof)
             )
         match taken:
@@ -280,20 +286,6 @@ class Ownership:
                 return Held(taken, self._history.begin(_key(taken)))
             case _:
                 assert_never(taken)
-
-    async def _in_stripe(self, rollout_id: str, work: Callable[[], _Result]) -> _Result:
-        """Run a call that takes the rollout's stripe lock; one thread a stripe waits for it."""
-        turn = self._turns.setdefault(stripe_of(rollout_id), asyncio.Lock())
-        try:
-            async with asyncio.timeout(TURN_S_MAX):
-                await turn.acquire()
-        except TimeoutError as error:
-            what = f"waiting behind others for the stripe of rollout {rollout_id}"
-            raise StoreUnavailable(what, errno.ETIMEDOUT) from error
-        try:
-            return await self.in_thread(work)
-        finally:
-            turn.release()
 
     def _admit_session(self, name: str) -> None:
         if self._leaving:
@@ -337,7 +329,7 @@ class Ownership:
     async def _give_back(self, grant: Grant) -> None:
         session = self._sessions.pop(grant.claim.rollout_id, None)
         try:
-            await self._in_stripe(grant.claim.rollout_id, lambda: self._end(grant, session))
+            await self._threads.locking(grant.claim.rollout_id, lambda: self._end(grant, session))
         except ClaimsError as error:
             _logger.warning(
                 "rollout %s: claim epoch %d stays held, its release is tried again: %s",
@@ -347,9 +339,9 @@ class Ownership:
             )
             self._grants[grant.claim.rollout_id] = grant
             self._history.open(_key(grant))
+            self._overdue.add(grant.claim.rollout_id)
             if session is not None:
                 self._sessions[grant.claim.rollout_id] = session
-                self._overdue.add(grant.claim.rollout_id)
 
     def _end(self, grant: Grant, session: _Session | None) -> None:
         """Runs in a thread."""

@@ -146,7 +146,12 @@ class _Route:
         # Before the owner's life is watched: while the client still writes, nothing can have run.
         await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
         worker = self._worker
-        hop = Hop(worker.hops, self._exchange, timeout_s=worker.settings.owner_timeout_s)
+        hop = Hop(
+            worker.hops,
+            self._exchange,
+            identity=worker.settings.rollout_header.lower().encode("latin-1"),
+            timeout_s=worker.settings.owner_timeout_s,
+        )
         watch = partial(worker.watch_life, claim)
         try:
             async with guarded(worker.tasks, {watch: death}):

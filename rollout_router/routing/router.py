@@ -10,7 +10,6 @@ import asyncio
 import os
 from collections.abc import Coroutine
 from datetime import UTC, datetime
-from functools import partial
 from typing import Any, Final
 
 from rollout_router.asgi import App, Message, Receive, Scope, Send
@@ -24,11 +23,13 @@ from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.forward import MISDIRECTED, MOVED
 from rollout_router.routing.guard import guarded
 from rollout_router.routing.headers import Headers
-from rollout_router.routing.identity import InvalidIdentity, Rollout, identify, path_of
+from rollout_router.routing.hop_scope import HOP_KEY, completed
+from rollout_router.routing.identity import InvalidIdentity, Rollout, identify, path_within
 from rollout_router.routing.keys import key_matches
 from rollout_router.routing.lifespan import run_lifespan
 from rollout_router.routing.making import AnswerWatch, session_lost
 from rollout_router.routing.owner import serve_held
+from rollout_router.routing.ownership import Held
 from rollout_router.routing.route import route
 from rollout_router.routing.sessions import SessionNames
 from rollout_router.routing.settings import Settings
@@ -42,8 +43,10 @@ UPGRADE_REQUIRED: Final = 426
 class Router:
     """The middleware. ``worker`` is None until the lifespan has started."""
 
-    def __init__(self, app: App, settings: Settings) -> None:
+    def __init__(self, app: App, settings: Settings, *, outermost: App | None = None) -> None:
         self.app = app
+        self._outermost = outermost  # what serves a request whole, where we are a layer within it
+        self.state: dict[str, Any] | None = None  # of the lifespan
         self.settings = settings
         self.worker: Worker | None = None
         self._header = settings.rollout_header.lower().encode("latin-1")
@@ -55,6 +58,8 @@ class Router:
         match scope["type"]:
             case "lifespan":
                 await run_lifespan(self, scope, receive, send)
+            case "http" if HOP_KEY in scope:
+                await self._private(scope, receive, send)
             case "http":
                 await self._public(scope, receive, send)
             case "websocket":
@@ -64,16 +69,20 @@ class Router:
 
     async def start_worker(self) -> None:
         """Begin this worker's life. Raises StoreRefused as :meth:`Worker.start` does."""
-        self.worker = await Worker.start(self.settings, lambda me: partial(self._private, me))
+        self.worker = await Worker.start(self.settings, self._hop)
 
     async def stop_worker(self) -> None:
         """End this worker's life; a router whose worker never started does nothing."""
         if self.worker is not None:
             await self.worker.stop()
 
+    async def _hop(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """What came over the private socket goes through every layer, as a local request does."""
+        await (self._outermost or self)(completed(scope, state=self.state), receive, send)
+
     def _identify(self, scope: Scope) -> Rollout | InvalidIdentity | None:
         return identify(
-            path_of(scope), scope["headers"], header=self._header, sessions=self._sessions
+            path_within(scope), scope["headers"], header=self._header, sessions=self._sessions
         )
 
     async def _public(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -180,8 +189,9 @@ class Router:
             return
         await _answered(worker, exchange, route(self.app, worker, exchange))
 
-    async def _private(self, worker: Worker, scope: Scope, receive: Receive, send: Send) -> None:
+    async def _private(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request over the private socket: served here or refused, never forwarded (R1)."""
+        worker = self.worker
         found = self._identify(scope)
         expected = wire.first(scope["headers"], wire.EXPECT_EPOCH) or b""
         exchange = Exchange.of(
@@ -192,7 +202,7 @@ class Router:
             deltas=self.settings.history_delta,
             kind=found.kind if isinstance(found, Rollout) else "rollout",
         )
-        if not exchange.rollout_id or not expected.isdigit() or worker.closed:
+        if worker is None or worker.closed or not exchange.rollout_id or not expected.isdigit():
             refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
             await _refuse(exchange, refusal, worker)
             return
@@ -201,6 +211,8 @@ class Router:
     async def _serve_hop(self, worker: Worker, exchange: Exchange, expected_epoch: int) -> None:
         await worker.ownership.wait_settled(exchange.rollout_id)
         held = worker.ownership.begin_held(exchange.rollout_id)
+        if held is None and exchange.kind == "rollout":
+            held = await self._taken_again(worker, exchange.rollout_id)
         try:
             if held is None and exchange.kind == "session":
                 self._refuse_lost(worker, exchange.rollout_id)
@@ -225,6 +237,17 @@ class Router:
         finally:
             if held is not None:
                 worker.ownership.end(held)
+
+    async def _taken_again(self, worker: Worker, rollout_id: str) -> Held | None:
+        """Take a claim in our own name that memory lost, higher; the forwarder then finds it (C2).
+
+        Without it every forwarder would be sent away from a claim that nobody else can take.
+        """
+        claim = worker.store.read(rollout_id)
+        if claim is None or claim.owner.nonce != worker.id or not worker.admission.gate.open:
+            return None
+        taken = await worker.ownership.acquire(rollout_id)
+        return taken if isinstance(taken, Held) else None
 
     def _refuse_lost(self, worker: Worker, name: str) -> None:
         """A forwarder would come back for a session that this worker no longer holds (R3)."""

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What an application may set when it installs the router. Read by the composition root alone."""
 
+import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -122,8 +123,8 @@ class Settings:
                 f"the header {self.rollout_header} names rollouts: name another one for sessions,"
                 " or another one as rollout_header"
             )
-        if self.drain_s_max < 0:
-            raise ValueError(f"drain_s_max must not be negative, got {self.drain_s_max}")
+        if not (self.drain_s_max >= 0 and math.isfinite(self.drain_s_max)):
+            raise ValueError(f"drain_s_max must be finite and not negative, got {self.drain_s_max}")
         if self.owner_timeout_s is not None and self.owner_timeout_s <= 0:
             raise ValueError(f"owner_timeout_s must be positive, got {self.owner_timeout_s}")
         if self.body_bytes_max <= 0:

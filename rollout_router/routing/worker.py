@@ -40,6 +40,9 @@ __all__ = ["Worker"]
 HOUSEKEEPING_S: Final = 0.25
 """How often idle entries are looked for, failed releases tried again, and the gate read."""
 
+IDENTITIES_MAX: Final = 1024
+"""Peers whose owner files are remembered; each is read again when there were more."""
+
 LIFE_WATCH_S: Final = 1.0
 """How often a forwarder that waits for an answer asks the owner's life lock."""
 
@@ -70,10 +73,11 @@ class Worker:
             sessions_max=0 if sessions is None else sessions.number_max,
         )
         self._server: PrivateServer | None = None
+        self._deadline: float | None = None
         self._identities: dict[str, OwnerIdentity] = {}
 
     @classmethod
-    async def start(cls, settings: Settings, private_app: Callable[["Worker"], App]) -> "Worker":
+    async def start(cls, settings: Settings, private_app: App) -> "Worker":
         """Open the store, take the life lock, listen.
 
         Raises:
@@ -97,7 +101,7 @@ class Worker:
         with ExitStack() as undo:
             undo.callback(life.close, remove=True)
             worker = cls(settings, store, life)
-            worker._server = PrivateServer(socket_path, private_app(worker))
+            worker._server = PrivateServer(socket_path, private_app)
             undo.callback(worker._server.close)
             await worker._server.start()
             undo.pop_all()
@@ -110,10 +114,16 @@ class Worker:
         """Where the private socket lies."""
         return Path(self.life.identity.socket)
 
+    def leave(self) -> float:
+        """Begin to give everything back. The deadline of the drain, in the loop's time."""
+        if self._deadline is None:
+            self._deadline = asyncio.get_running_loop().time() + self.settings.drain_s_max
+            self.ownership.leave()
+        return self._deadline
+
     async def stop(self) -> None:
         """Leave: bounded by the drain's deadline, after which what still runs is cancelled."""
-        deadline = asyncio.get_running_loop().time() + self.settings.drain_s_max
-        self.ownership.leave()
+        deadline = self.leave()
         server = self._server
         if server is None:
             raise RuntimeError("a worker that never started cannot stop")
@@ -149,6 +159,8 @@ class Worker:
                 return None
             if found is None:
                 return None
+            if len(self._identities) >= IDENTITIES_MAX:
+                self._identities.clear()
             self._identities[nonce] = found
         return self._identities[nonce]
 

@@ -13,6 +13,7 @@ import socket
 import sys
 from asyncio.subprocess import Process
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
@@ -133,22 +134,20 @@ class Supervisor:
                 continue
 
     async def _run_worker(self, slot: int) -> bool:
-        """Run one worker process to its end; True where it ever answered."""
-        ours, theirs = socket.socketpair()
-        with theirs:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable,
-                "-m",
-                "rollout_router.serve.worker",
-                str(self._listener.fileno()),
-                str(theirs.fileno()),
-                pass_fds=(self._listener.fileno(), theirs.fileno()),
-                start_new_session=True,  # a terminal's Ctrl-C reaches the supervisor alone
-            )
+        """Run one worker process to its end; True where it ever answered.
+
+        A process that cannot be made (no descriptor, no memory) counts as one that ended early: the
+        other workers serve on, and it is tried again.
+        """
+        try:
+            process, link = await self._spawn()
+        except OSError as error:
+            self._say(f"a worker cannot be started: {error}")
+            return False
         self._processes[slot] = process
         if self._stopping.is_set():
             process.send_signal(signal.SIGTERM)
-        reader, writer = await asyncio.open_unix_connection(sock=ours)
+        reader, writer = await asyncio.open_unix_connection(sock=link)
         try:
             writer.write(self._config.to_json().encode() + b"\n")
             try:
@@ -167,19 +166,43 @@ class Supervisor:
             self._say(f"worker process {process.pid} {_ending(code)}; starting another")
         return bool(line)
 
+    async def _spawn(self) -> tuple[Process, socket.socket]:
+        """A new worker process, and our end of the link to it."""
+        ours, theirs = socket.socketpair()
+        with ExitStack() as undo:
+            undo.callback(ours.close)
+            with theirs:
+                process = await asyncio.create_subprocess_exec(
+                    sys.executable,
+                    "-m",
+                    "rollout_router.serve.worker",
+                    str(self._listener.fileno()),
+                    str(theirs.fileno()),
+                    pass_fds=(self._listener.fileno(), theirs.fileno()),
+                    start_new_session=True,  # a terminal's Ctrl-C reaches the supervisor alone
+                )
+            undo.pop_all()
+        return process, ours
+
     def _announce(self) -> None:
         if len(self._ready) < self._workers or self._stopping.is_set():
             return
         url = url_of(self._listener)
         workers = [self._ready[slot] for slot in sorted(self._ready)]
+        try:
+            self._write_ready_file(url, workers)
+        except OSError as error:
+            self._say(f"the ready file cannot be written: {error}; the service goes on without it")
+        if not self._announced:
+            self._say(f"ready: {url} with {len(workers)} workers")
+        self._announced = True
+
+    def _write_ready_file(self, url: str, workers: list[dict[str, Any]]) -> None:
         if self._ready_file is not None:
             document = {"url": url, "pid": os.getpid(), "workers": workers}
             temporary = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}.tmp")
             temporary.write_text(json.dumps(document))
             temporary.replace(self._ready_file)
-        if not self._announced:
-            self._say(f"ready: {url} with {len(workers)} workers")
-        self._announced = True
 
     def _remove_ready_file(self) -> None:
         if self._ready_file is not None:

@@ -9,6 +9,7 @@ the worker answers. The end of the link means that the supervisor is gone: the w
 import asyncio
 import json
 import logging
+import math
 import resource
 import socket
 import sys
@@ -47,6 +48,8 @@ class _WorkerServer(uvicorn.Server):
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_reader(self._link)
+        if self._router.worker is not None:
+            self._router.worker.leave()  # now, not when uvicorn has waited for its connections
         await super().shutdown(sockets)
 
     def _supervisor_said(self) -> None:
@@ -96,7 +99,7 @@ def main(listen_fd: int, link_fd: int) -> int:
             proxy_headers=False,
             backlog=2048,
             timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=int(config.drain_s) + 1,
+            timeout_graceful_shutdown=math.ceil(config.drain_s),
         ),
         router,
         link,

@@ -284,3 +284,19 @@ def _serve(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
         text=True,
         timeout=60,
     )
+
+
+def test_c7_the_service_outlives_its_ready_file_and_the_reader_of_its_log(
+    serve: Callable[..., Gateway], folder: Path
+) -> None:
+    place = folder / "ready"
+    place.mkdir()
+    gateway = serve("--ready-file", str(place / "second"))  # the flag that comes last wins
+    gateway.ready_file = place / "second"
+    workers = gateway.ready["workers"]
+    (place / "second").unlink()
+    place.rmdir()
+    gateway.kill_worker(workers[0]["id"])
+    gateway.wait_line("cannot be written")
+    assert gateway.process.poll() is None
+    assert len(gateway.json("workers", "list")["workers"]) == 3

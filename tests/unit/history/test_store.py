@@ -192,3 +192,18 @@ def test_h3_the_bound_on_bytes_holds_after_any_calls(steps: list[tuple[str, str,
         snapshot = store.statistics()
         assert snapshot.bytes <= 20
         assert snapshot.rollouts == len(held) <= 2
+
+
+def test_h3_a_body_that_cannot_fit_costs_nobody_anything(clock: Clock) -> None:
+    store = history(clock, bytes_max=50)
+    store.open(A)
+    keep_once(store, A, "a0", b"x" * 5)
+    busy = store.begin(A)
+    busy.keep("a1", b"x" * 30)
+    store.open(B)
+    keep_once(store, B, "b0", b"x" * 10)
+    other = store.begin(A)
+    assert not other.keep("a2", b"x" * 40)
+    assert store.evict_overdue() == []
+    assert other.base("a0") is not None
+    assert store.begin(B).base("b0") is not None

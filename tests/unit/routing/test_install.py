@@ -25,7 +25,7 @@ def test_a_starlette_application_is_changed_in_place(kind: type[Starlette]) -> N
     assert install(app, SETTINGS) is app
     (layer,) = app.user_middleware
     assert layer.cls is cast("object", Router)
-    assert layer.kwargs == {"settings": SETTINGS}
+    assert layer.kwargs == {"settings": SETTINGS, "outermost": app}
 
 
 def test_any_other_application_is_wrapped() -> None:

@@ -4,6 +4,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from typing import Any
 
 import pytest
 from starlette.applications import Starlette
@@ -20,6 +21,7 @@ class Living:
 
     def __init__(self, app: App, log: list[str], *, refuses: bool = False) -> None:
         self.app = app
+        self.state: dict[str, Any] | None = None
         self._log = log
         self._refuses = refuses
 

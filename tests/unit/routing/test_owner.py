@@ -125,9 +125,17 @@ async def cutting(_: AppCall) -> None:
     raise ResponseCut("the model server went away")
 
 
+async def silent(_: AppCall) -> None:
+    """Returns without an answer."""
+
+
 @pytest.mark.parametrize(
     ("script", "status", "code"),
-    [(failing, 500, "application_failed"), (cutting, 502, "answer_cut")],
+    [
+        (silent, 500, "application_failed"),
+        (failing, 500, "application_failed"),
+        (cutting, 502, "answer_cut"),
+    ],
 )
 async def test_r5_an_application_that_ends_without_an_answer_is_answered_for(
     rig: Rig, script: Callable[[AppCall], Any], status: int, code: str
@@ -265,6 +273,33 @@ async def test_r6_a_gate_that_closes_later_keeps_the_claim_but_nothing_new(rig: 
     assert (client.status, client.epoch, client.reads) == (503, first.epoch, 0)
     assert worker.history.statistics().bases == 1
     assert len(app.calls) == 1
+
+
+async def test_r6_a_gate_that_closes_while_the_body_comes_keeps_and_runs_nothing(rig: Rig) -> None:
+    app = Application()
+    router, worker = await rig.start(app)
+    client = Client(None, headers=[KEEP])
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        client.write(FIRST, more=True)
+        await client.reading.wait()
+        write_gate(rig.state_dir, Gate(open=False, by="ada", why="upkeep"))
+        worker.admission.refresh()
+        client.write(b"")
+
+    assert (client.status, client.mark) == (503, b"none")
+    assert worker.history.statistics().bases == 0
+    assert app.calls == []
+
+
+async def test_r6_a_length_over_the_limit_is_refused_before_any_of_the_body_is_read(
+    rig: Rig,
+) -> None:
+    router, _ = await rig.start(Application(), body_bytes_max=100)
+    client = await Client(None, headers=[(b"content-length", b"101")]).ask(router)
+
+    assert (client.status, client.reads) == (413, 0)
 
 
 async def test_r6_a_body_over_the_limit_is_413_with_the_limit(rig: Rig) -> None:

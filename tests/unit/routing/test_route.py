@@ -8,13 +8,24 @@ from pathlib import Path
 import pytest
 from support.routing import AppCall, Application, Client, Rig, ScriptedOwner, answer, never
 
-from rollout_router.claims import Claim, Gate, Grant, OwnerIdentity, write_gate
-from rollout_router.errors import ResponseCut
+from rollout_router.claims import Claim, Gate, Grant, Owner, OwnerIdentity, write_gate
+from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import worker as worker_module
-from rollout_router.routing.forward import HELD_BODY_BYTES_MAX
+from rollout_router.routing.exchange import Exchange
+from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop
+from rollout_router.transport.hop import HopClient, HopLost, HopRequest, HopResponse
 
 MOVED = b"HTTP/1.1 421 Misdirected Request\r\nrollout-hop: moved\r\ncontent-length: 0\r\n\r\n"
 FINE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
+CLAIM = Claim(
+    kind="rollout",
+    rollout_id="r1",
+    claim_epoch=7,
+    state="owned",
+    owner=Owner(nonce="owner", inode=1),
+    previous=None,
+    at="2026-01-01T00:00:00Z",
+)
 LONG = b"0123456789abcdef" * (HELD_BODY_BYTES_MAX // 16 + 1)
 
 SPOIL: dict[str, Callable[[Path], object]] = {
@@ -82,7 +93,12 @@ async def test_r1_private_headers_of_the_public_side_go_nowhere(rig: Rig) -> Non
     owner = rig.owner()
     await owner.listen(replying(owner, FINE))
     router, _ = await rig.start(Application())
-    forged = [(b"Rollout-Hop", b"7"), (b"ROLLOUT-EXPECT-EPOCH", b"1"), (b"Connection", b"x-gone")]
+    forged = [
+        (b"Rollout-Hop", b"7"),
+        (b"ROLLOUT-EXPECT-EPOCH", b"1"),
+        (b"Rollout-Client", b"1.2.3.4 5"),
+        (b"Connection", b"x-gone, x-session-id"),
+    ]
 
     await Client(headers=[*forged, (b"X-Gone", b"a"), (b"Expect", b"100-continue")]).ask(router)
 
@@ -90,6 +106,7 @@ async def test_r1_private_headers_of_the_public_side_go_nowhere(rig: Rig) -> Non
     assert [line for line in lines if line.startswith(b"rollout-")] == [
         b"rollout-hop: 1",
         b"rollout-expect-epoch: %d" % rig.claim().claim_epoch,
+        b"rollout-scheme: http",
     ]
     assert not [line for line in lines if line.startswith((b"x-gone", b"connection", b"expect"))]
 
@@ -423,6 +440,34 @@ async def test_c3_while_the_client_still_writes_a_dead_owner_has_lost_nothing(
 
     assert client.status == 200
     assert len(app.calls) == 1
+
+
+async def test_the_time_for_an_answer_begins_when_the_owner_has_the_whole_request() -> None:
+    order: list[str] = []
+
+    class Hops(HopClient):
+        async def send(self, socket: str, request: HopRequest) -> HopResponse:
+            assert request.rest is not None
+            async for chunk in request.rest:
+                order.append(chunk.decode())  # noqa: PERF401 - as it comes, not in the end
+            raise HopLost(socket, dispatched=True)
+
+    class Watched(Hop):
+        def _start_clock(self, limit: asyncio.Timeout) -> None:
+            super()._start_clock(limit)
+            order.append("the clock")
+
+    client = Client(None)
+    exchange = Exchange.of("r1", client.scope, client.receive, client.send, deltas=False)
+    client.write(b"a", more=True)
+    client.write(b"b", more=True)
+    client.write(b"c")
+    await exchange.client.fill(1)
+
+    with pytest.raises(Refusal):
+        await Watched(Hops(), exchange, identity=b"x", timeout_s=60).to(CLAIM, "/nowhere")
+
+    assert order == ["b", "c", "the clock"]
 
 
 async def test_an_owner_that_gives_no_answer_in_time_is_504_and_told_to_stop(rig: Rig) -> None:

@@ -11,7 +11,7 @@ import pytest
 from support.routing import AppCall, Application, Client, Rig, answer
 
 from rollout_router.asgi import Message, Receive, Scope, Send
-from rollout_router.claims import ClaimUnreadable, Gate, StoreUnavailable, write_gate
+from rollout_router.claims import ClaimUnreadable, Gate, Grant, StoreUnavailable, write_gate
 from rollout_router.routing import Router, mint_key
 from rollout_router.routing.worker import Worker
 from rollout_router.transport.hop import HopClient, HopRequest, HopResponse
@@ -352,6 +352,20 @@ async def test_r1_a_hop_for_a_rollout_that_is_not_held_is_never_forwarded_and_cl
     assert app.calls == []
     assert len(other.calls) == elsewhere
     assert rig.files_of(worker) == {}
+
+
+async def test_c2_a_claim_that_memory_lost_is_taken_again_higher_for_a_hop(rig: Rig) -> None:
+    app = Application()
+    _, worker = await rig.start(app)
+    lost = rig.store.take("r1", worker.life.owner)
+    assert isinstance(lost, Grant)
+
+    async with hop(worker, epoch=lost.claim.claim_epoch) as response:
+        assert response.status == 421
+    async with hop(worker, epoch=rig.claim().claim_epoch) as response:
+        assert response.status == 200
+    assert rig.claim().claim_epoch > lost.claim.claim_epoch
+    assert len(app.calls) == 1
 
 
 @pytest.mark.parametrize("shift", [-1, 1])
