@@ -13,8 +13,9 @@ from rollout_router.claims.errors import (
     StoreUnavailable,
 )
 from rollout_router.claims.files import FileClaimStore
-from rollout_router.claims.gate import Gate, read_gate, write_gate
+from rollout_router.claims.gate import WHY_LENGTH_MAX, Gate, read_gate, write_gate
 from rollout_router.claims.host import Host
+from rollout_router.claims.layout import check_access
 from rollout_router.claims.life import LifeLock
 from rollout_router.claims.port import ClaimStore
 from rollout_router.claims.record import (
@@ -36,6 +37,7 @@ from rollout_router.claims.verdict import Judgement, ProofOfDeath, Verdict
 
 __all__ = [
     "ROLLOUT_ID",
+    "WHY_LENGTH_MAX",
     "Claim",
     "ClaimStore",
     "ClaimUnreadable",
@@ -58,6 +60,7 @@ __all__ = [
     "Swept",
     "Unreadable",
     "Verdict",
+    "check_access",
     "damage",
     "new_nonce",
     "read_gate",

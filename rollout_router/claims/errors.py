@@ -77,9 +77,13 @@ class ClaimUnreadable(ClaimsError):  # noqa: N818 - names the state of the recor
     def __init__(self, path: str, code: str) -> None:
         self.path = path
         self.code = code
+        remedy = (
+            "A newer version wrote it: run that version"
+            if code == "newer_format"
+            else "Restore it, or free the rollout with `rollout-router claims force`"
+        )
         super().__init__(
-            f"{path} is unreadable ({code}); other rollouts are not affected. Restore it, or free "
-            "the rollout with `rollout-router claims force`"
+            f"{path} is unreadable ({code}); other rollouts are not affected. {remedy}"
         )
 
 

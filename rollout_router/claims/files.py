@@ -159,7 +159,7 @@ class FileClaimStore(ClaimReader):
     def force(self, rollout_id: str, *, expect_epoch: int | None, reason: str) -> int:
         """See the port."""
         with self._transaction(rollout_id) as path:
-            current = self._expected(path, rollout_id, expect_epoch=expect_epoch)
+            current = self.forceable(rollout_id, expect_epoch=expect_epoch)
             epoch = self._raise_epoch(rollout_id, current=current)
             if current is not None and current.kind == "session":
                 fenced = replace(current, claim_epoch=epoch)
@@ -168,6 +168,42 @@ class FileClaimStore(ClaimReader):
                 os.unlink(path)  # noqa: PTH108 - strings, as everywhere in a transaction
         _log.warning("rollout %s was forced past claim epoch %d: %s", rollout_id, epoch, reason)
         return epoch
+
+    def forceable(self, rollout_id: str, *, expect_epoch: int | None) -> Claim | None:
+        """What ``force`` with the same arguments would remove now; changes nothing.
+
+        Returns:
+            The claim; None for a record that is unreadable, as was expected.
+
+        Raises:
+            ForceRefused: as ``force``.
+            StoreUnavailable: the store cannot be read.
+        """
+        try:
+            current = self.read(rollout_id)
+        except ClaimUnreadable as error:
+            if error.code == "newer_format":
+                raise ForceRefused(str(error)) from error
+            if expect_epoch is not None:
+                raise ForceRefused(
+                    f"{error.path} is unreadable ({error.code}), so nobody can see claim epoch "
+                    f"{expect_epoch} in it: restore it, or leave out --expect-epoch to force it"
+                ) from error
+            return None
+        if current is None:
+            raise ForceRefused(f"rollout {rollout_id} has no claim: there is nothing to force")
+        epoch = current.claim_epoch
+        if expect_epoch is None:
+            raise ForceRefused(
+                f"rollout {rollout_id} is at claim epoch {epoch} and can be read: say that you "
+                f"mean this claim with --expect-epoch {epoch}"
+            )
+        if epoch != expect_epoch:
+            raise ForceRefused(
+                f"rollout {rollout_id} is at claim epoch {epoch}, not at {expect_epoch}: look "
+                f"again with `rollout-router claims show {rollout_id}`"
+            )
+        return current
 
     @contextmanager
     def holding_format(self) -> Iterator[None]:
@@ -216,23 +252,6 @@ class FileClaimStore(ClaimReader):
         if found.boot_id != self.boot_id:
             raise StoreUnavailable(f"{self.state_dir} is not opened in this boot yet", errno.ESTALE)
         self._format = (stamp, found)
-
-    def _expected(self, path: str, rollout_id: str, *, expect_epoch: int | None) -> Claim | None:
-        """What ``force`` may remove; None for a record that is unreadable, as was expected."""
-        try:
-            current = self.read_file(path, rollout_id)
-        except ClaimUnreadable as error:
-            if expect_epoch is not None or error.code == "newer_format":
-                raise
-            return None
-        if current is None:
-            raise ForceRefused(f"rollout {rollout_id} has no claim: there is nothing to force")
-        if current.claim_epoch != expect_epoch:
-            raise ForceRefused(
-                f"rollout {rollout_id} is at claim epoch {current.claim_epoch}, not at "
-                f"{expect_epoch}: look again with `rollout-router claims show {rollout_id}`"
-            )
-        return current
 
     def _grant(
         self, path: str, rollout_id: str, *, owner: Owner, kind: Kind, current: Claim | None

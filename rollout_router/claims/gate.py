@@ -8,12 +8,16 @@ something, and letting requests in cannot be undone. An operator's closed gate s
 import os
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from rollout_router.claims.disk import publish, read_capped
 from rollout_router.claims.errors import StoreUnavailable, errno_name
 from rollout_router.claims.record import Malformed, open_envelope, seal_envelope
 
-__all__ = ["Gate", "read_gate", "write_gate"]
+__all__ = ["WHY_LENGTH_MAX", "Gate", "read_gate", "write_gate"]
+
+WHY_LENGTH_MAX: Final = 300
+"""Characters in which a gate says why; of 12 bytes each when escaped, below the 4 KiB of a file."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,10 +50,15 @@ def write_gate(state_dir: Path, gate: Gate) -> None:
     """Replace the gate file durably.
 
     Raises:
-        ValueError: *by* and *why* are above 4 KiB together.
+        ValueError: *why* is longer than :data:`WHY_LENGTH_MAX`, or a long *by* makes the file
+            larger than 4 KiB. The gate is as it was.
         StoreUnavailable: the gate is as it was.
     """
     path = os.fspath(state_dir / "gate")
+    if len(gate.why) > WHY_LENGTH_MAX:
+        raise ValueError(
+            f"a gate says why in at most {WHY_LENGTH_MAX} characters, not {len(gate.why)}"
+        )
     raw = seal_envelope({"open": gate.open, "by": gate.by, "why": gate.why})
     try:
         publish(path, raw, durable=True)

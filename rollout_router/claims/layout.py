@@ -34,7 +34,15 @@ from rollout_router.claims.record import (
     seal_envelope,
 )
 
-__all__ = ["STRIPE_NAMES", "Format", "Layout", "create_or_open", "look_at", "restore_parts"]
+__all__ = [
+    "STRIPE_NAMES",
+    "Format",
+    "Layout",
+    "check_access",
+    "create_or_open",
+    "look_at",
+    "restore_parts",
+]
 
 STRIPE_NAMES: Final = tuple(f"{stripe:02x}" for stripe in range(STRIPES))
 _SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -100,8 +108,10 @@ def create_or_open(
         if service is not None:
             root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         elif not root.is_dir():
-            raise StoreRefused(f"there is no claim store at {root}: check --state-dir")
+            raise _no_store(root)
         local = _check_place(root, host=host, allow_network_fs=allow_network_fs)
+        if service is None and _read_format(root) is None:
+            raise _no_store(root)
         (root / "locks").mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
         _check_directory(root / "locks")
         locks = StripeLocks(root / "locks", timeout_s=LOCK_TIMEOUT_S)
@@ -109,7 +119,7 @@ def create_or_open(
             found = _read_format(root)
             if found is None:
                 if service is None:
-                    raise StoreRefused(f"there is no claim store at {root}: check --state-dir")
+                    raise _no_store(root)
                 found = _create(root, service=service, boot_id=host.boot_id)
             _check_format(root, found, service=service)
             if found.boot_id != host.boot_id:
@@ -130,9 +140,22 @@ def look_at(state_dir: Path, *, host: Host) -> Layout:
     with _refusing(root):
         found = _read_format(root)
         if found is None:
-            raise StoreRefused(f"there is no claim store at {root}: check --state-dir")
+            raise _no_store(root)
         _check_format(root, found, service=None)
     return Layout(root=root, format=found, host=host, local=host.is_local(root))
+
+
+def check_access(root: Path) -> None:
+    """Refuse a store that others may change, or that is another user's, as a start would.
+
+    What is missing of it is passed by.
+
+    Raises:
+        StoreRefused: says of which directory, and what to do.
+    """
+    for part in (root, *(root / name for name in ("locks", "owners", "epochs", "claims"))):
+        with _refusing(root), contextlib.suppress(FileNotFoundError):
+            _check_directory(part)
 
 
 def read_format(root: Path) -> Format:
@@ -290,6 +313,10 @@ def _check_directory(path: Path) -> None:
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         raise StoreRefused(f"{path} is open to other users (mode {mode:04o}): chmod 700 {path}")
+
+
+def _no_store(root: Path) -> StoreRefused:
+    return StoreRefused(f"there is no claim store at {root}: check --state-dir")
 
 
 @contextmanager

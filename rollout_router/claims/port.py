@@ -77,8 +77,16 @@ class ClaimStore(Protocol):
     def stands(self, grant: Grant) -> bool:
         """Whether this very grant is still on record. Cheap: asked before every dispatch.
 
+        What the record says decides, not the file that holds it: a grant whose file was only
+        touched or copied (chmod, chown, restorecon, a restore of the same bytes) still stands.
+
+        Returns:
+            False: another record stands there, or none: the grant is over for good.
+
         Raises:
-            StoreUnavailable: it cannot be told, so the grant must not be used.
+            ClaimUnreadable: the record cannot be understood (C5). Like the next it does not say
+                that the grant is over: do not use it now, and do not forget it.
+            StoreUnavailable: it cannot be told, the store or a part of it being gone too (C7).
         """
 
     def lose(self, grant: Grant, *, reason: str) -> bool:
@@ -129,8 +137,8 @@ class ClaimStore(Protocol):
             The epoch that fences every earlier one; the next grant is above it.
 
         Raises:
-            ForceRefused: another claim, or none, stands there. Nothing was changed.
-            ClaimUnreadable: *expect_epoch* was given, or a newer version wrote the record.
+            ForceRefused: another claim, or none, stands there; or an unreadable one though
+                *expect_epoch* was given, or one of a newer version. Nothing was changed.
             StoreUnavailable: the claim may be fenced already; force it again.
         """
 

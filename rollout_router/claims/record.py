@@ -7,7 +7,8 @@ of unknown fields; writing is strict. A newer ``v`` is refused and never guessed
 
 The size of a claim file is congruent to its claim epoch modulo 256. A file's inode and its coarse
 change time can both repeat within a few milliseconds; size and epoch cannot, so the signature that
-the owner checks before each dispatch tells its grant from every later one (C1).
+the owner checks before each dispatch tells its grant from every later one (C1). The reverse does
+not hold: another signature may be the same record in a file that somebody touched, so it is read.
 """
 
 import hashlib
@@ -144,8 +145,8 @@ class Claim:
     def same_grant(self, other: "Claim | None") -> bool:
         """Whether *other* is this very grant, in this very state."""
         return other is not None and (
-            (self.rollout_id, self.claim_epoch, self.state, self.owner.nonce)
-            == (other.rollout_id, other.claim_epoch, other.state, other.owner.nonce)
+            (self.rollout_id, self.claim_epoch, self.state, self.owner)
+            == (other.rollout_id, other.claim_epoch, other.state, other.owner)
         )
 
 

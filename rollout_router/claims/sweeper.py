@@ -3,13 +3,16 @@
 
 A sweep takes nothing from anybody who is not proven dead (C3). Owner files go last: one goes when a
 whole pass over all stripes, begun after the proof, found no claim that names it and nothing
-unreadable that might. A temporary file is a leftover when the lock of its writers is held.
+unreadable that might; the socket that it names goes first, for only the file tells where it is. A
+temporary file is a leftover when the lock of its writers is held. A dry run takes no lock.
 
 A repair writes epochs that no worker was ever given: it raises the generation first (C2).
 """
 
 import os
+import stat
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
@@ -38,7 +41,8 @@ class Swept:
     lost: tuple[Claim, ...]  # sessions of dead workers: each has a tombstone now
     forgotten: tuple[Claim, ...]  # tombstones that lasted long enough
     owners: tuple[str, ...]  # nonces of dead workers whose owner file went
-    leftovers: tuple[str, ...]  # paths of temporary files
+    sockets: tuple[str, ...]  # paths of the sockets that they left behind
+    leftovers: tuple[str, ...]  # paths of temporary files; in a dry run of files being written too
     unreadable: tuple[Unreadable, ...]  # left alone, and the reason why no owner file went
 
 
@@ -51,7 +55,7 @@ def sweep(
         store: whose claims.
         now: the time, with its zone.
         tombstone_age_max: how long a lost session says 410.
-        dry_run: change nothing.
+        dry_run: change nothing, and take no lock; *store* may be inspected only.
 
     Raises:
         StoreUnavailable: what was cleared until then stays cleared; the next sweep goes on.
@@ -87,11 +91,13 @@ def _sweep(
         except ClaimUnreadable as error:  # it changed since the survey read it
             unreadable.append(Unreadable(path=error.path, code=error.code))
     leaving = [] if unreadable else [owner for owner in dead if owner not in named]
+    sockets = [path for owner in leaving if (path := _clear_owner(store, owner, dry_run=dry_run))]
     return Swept(
         freed=tuple(freed),
         lost=tuple(lost),
         forgotten=tuple(forgotten),
-        owners=tuple(_remove_owner_files(store, leaving, dry_run=dry_run)),
+        owners=tuple(owner.nonce for owner in leaving),
+        sockets=tuple(sockets),
         leftovers=tuple(_clear_leftovers(store, dry_run=dry_run)),
         unreadable=tuple(unreadable),
     )
@@ -159,38 +165,58 @@ def _dead_owners(store: FileClaimStore) -> dict[Owner, ProofOfDeath]:
     return dead
 
 
-def _remove_owner_files(
-    store: FileClaimStore, owners: list[Owner], *, dry_run: bool
-) -> Iterator[str]:
-    for owner in owners:
-        path = store.state_dir / "owners" / owner.nonce
-        if not dry_run:
-            with store.holding_format():
-                path.unlink(missing_ok=True)
-        yield owner.nonce
+def _clear_owner(store: FileClaimStore, owner: Owner, *, dry_run: bool) -> str | None:
+    """Remove the owner file of a dead worker, its socket first; the path of that, if there is."""
+    socket = _socket_of(store, owner)
+    if not dry_run:
+        with store.holding_format():
+            if socket:
+                try:
+                    socket.unlink(missing_ok=True)
+                except OSError as error:
+                    raise StoreUnavailable(f"removing the socket {socket}", error.errno) from error
+            (store.state_dir / "owners" / owner.nonce).unlink(missing_ok=True)
+    return str(socket) if socket else None
+
+
+def _socket_of(store: FileClaimStore, owner: Owner) -> Path | None:
+    """The socket that a worker left: a nonce is used once, so its name is that of no other."""
+    try:
+        identity = store.owner(owner.nonce)
+    except ClaimUnreadable:
+        return None  # where it was nobody knows
+    if identity is None or os.path.basename(identity.socket) != f"{owner.nonce}.sock":  # noqa: PTH119 - Path would hide a trailing slash
+        return None
+    try:
+        found = stat.S_ISSOCK(os.lstat(identity.socket).st_mode)
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can be there
+        return None
+    except OSError as error:
+        raise StoreUnavailable(f"looking at the socket {identity.socket}", error.errno) from error
+    return Path(identity.socket) if found else None
 
 
 def _clear_leftovers(store: FileClaimStore, *, dry_run: bool) -> Iterator[str]:
     for stripe in STRIPE_NAMES:
         directory = store.state_dir / "claims" / stripe
-        if _temporary(directory):
-            with store.holding_stripe(stripe):
-                yield from _unlink(_temporary(directory), dry_run=dry_run)
+        if found := _temporary(directory):
+            yield from found if dry_run else _unlink(directory, store.holding_stripe(stripe))
     directory = store.state_dir / "owners"
-    if _temporary(directory):
-        with store.holding_format():
-            yield from _unlink(_temporary(directory), dry_run=dry_run)
+    if found := _temporary(directory):
+        yield from found if dry_run else _unlink(directory, store.holding_format())
 
 
-def _temporary(directory: Path) -> list[Path]:
-    return [path for path in directory.iterdir() if path.name.startswith(TEMPORARY)]
+def _temporary(directory: Path) -> list[str]:
+    return [str(path) for path in directory.iterdir() if path.name.startswith(TEMPORARY)]
 
 
-def _unlink(paths: list[Path], *, dry_run: bool) -> Iterator[str]:
-    for path in paths:
-        if not dry_run:
-            path.unlink(missing_ok=True)
-        yield str(path)
+def _unlink(directory: Path, lock: AbstractContextManager[None]) -> list[str]:
+    """Remove the temporary files that are still there when nobody can be writing one."""
+    with lock:
+        paths = _temporary(directory)
+        for path in paths:
+            Path(path).unlink(missing_ok=True)
+    return paths
 
 
 def _epoch_damage(path: Path) -> str | None:

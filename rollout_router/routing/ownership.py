@@ -121,7 +121,7 @@ class Ownership:
         Costs one stat. A claim that was forced away is dropped from memory here.
 
         Raises:
-            StoreUnavailable: the disk did not answer; memory is unchanged.
+            ClaimsError: the record cannot be read; memory is unchanged.
         """
         grant = self._grants.get(rollout_id)
         if grant is None or not self.stands(grant):

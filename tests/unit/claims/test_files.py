@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The store on disk: one owner, rising epochs, whole records (C1, C2, C3, C5)."""
 
+import errno
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +27,7 @@ from rollout_router.claims import (
     Unreadable,
     repair,
 )
+from rollout_router.claims.reader import signature_of
 from rollout_router.claims.record import encode_claim, stripe_of
 
 ROLLOUT = "rollout-1"
@@ -99,14 +102,89 @@ def test_c1_a_grant_stands_until_any_other_file_is_there(store: FileClaimStore, 
     assert not store.stands(second)
 
 
-def test_c1_a_copy_of_a_claim_does_not_stand(store: FileClaimStore, live: Live) -> None:
-    grant = granted(store.take(ROLLOUT, live().owner))
-    raw = claim_file(store).read_bytes()
+def touch_mode(path: Path) -> None:
+    path.chmod(0o600)
 
-    claim_file(store).rename(claim_file(store).with_name("r.kept"))
-    claim_file(store).write_bytes(raw)
+
+def copy_in_place(path: Path) -> None:
+    raw = path.read_bytes()
+    path.rename(path.with_name("r.kept"))
+    path.write_bytes(raw)
+
+
+@pytest.mark.parametrize("touch", [touch_mode, copy_in_place])
+def test_c3_a_claim_stands_as_long_as_its_file_says_so_whatever_became_of_the_file(
+    store: FileClaimStore, live: Live, touch: Callable[[Path], None]
+) -> None:
+    grant = granted(store.take(ROLLOUT, live().owner))
+    seen = signature_of(claim_file(store).lstat())
+    touch(claim_file(store))
+
+    assert signature_of(claim_file(store).lstat()) != seen
+    assert store.stands(grant)
+
+
+def test_c1_an_untouched_claim_costs_one_stat_and_no_read(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    grant = granted(store.take(ROLLOUT, live().owner))
+    calls: list[str] = []
+
+    def watch(name: str) -> None:
+        real = getattr(os, name)
+
+        def watched(*arguments: Any, **options: Any) -> Any:
+            calls.append(name)
+            return real(*arguments, **options)
+
+        monkeypatch.setattr(os, name, watched)
+
+    for name in ("stat", "lstat", "open"):
+        watch(name)
+    assert store.stands(grant)
+    monkeypatch.undo()
+
+    assert calls == ["stat"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param({"claim_epoch": 2**62}, id="epoch"),
+        pytest.param({"owner": Owner(nonce="another", inode=1)}, id="owner"),
+        pytest.param({"inode": 1}, id="inode of the owner file"),
+        pytest.param({"kind": "session", "state": "lost"}, id="state"),
+    ],
+)
+def test_c1_a_grant_does_not_stand_where_another_record_does(
+    store: FileClaimStore, live: Live, change: dict[str, Any]
+) -> None:
+    grant = granted(store.take(ROLLOUT, live().owner))
+    if "inode" in change:
+        change = {"owner": replace(grant.claim.owner, **change)}
+    claim_file(store).write_bytes(encode_claim(replace(grant.claim, **change)))
 
     assert not store.stands(grant)
+
+
+def test_c7_a_claim_in_a_directory_that_is_gone_is_neither_lost_nor_free(
+    store: FileClaimStore, live: Live
+) -> None:
+    grant = granted(store.take(ROLLOUT, live().owner))
+    stripe = claim_file(store).parent
+    stripe.rename(stripe.with_name("away"))
+
+    for attempt in (
+        lambda: store.stands(grant),
+        lambda: store.read(ROLLOUT),
+        lambda: store.release(grant),
+    ):
+        with pytest.raises(StoreUnavailable) as raised:
+            attempt()
+        assert raised.value.errno == errno.ENOENT
+
+    stripe.with_name("away").rename(stripe)
+    assert store.stands(grant)
 
 
 def test_c1_a_worker_notices_that_its_store_was_replaced(
@@ -354,6 +432,25 @@ def test_c3_force_of_no_claim_changes_nothing(store: FileClaimStore) -> None:
         store.force(ROLLOUT, expect_epoch=1, reason="test")
 
 
+def test_c3_what_force_would_remove_is_said_without_removing_it(
+    store: FileClaimStore, live: Live
+) -> None:
+    grant = granted(store.take(ROLLOUT, live().owner))
+    epoch = grant.claim.claim_epoch
+
+    with unchanged(store):
+        assert store.forceable(ROLLOUT, expect_epoch=epoch) == grant.claim
+        with pytest.raises(ForceRefused, match=f"is at claim epoch {epoch}, not at 1"):
+            store.forceable(ROLLOUT, expect_epoch=1)
+        with pytest.raises(ForceRefused, match=f"--expect-epoch {epoch}"):
+            store.forceable(ROLLOUT, expect_epoch=None)
+        with pytest.raises(ForceRefused, match="nothing to force"):
+            store.forceable("nobody", expect_epoch=epoch)
+    claim_file(store).write_bytes(b"")
+    with unchanged(store):
+        assert store.forceable(ROLLOUT, expect_epoch=None) is None
+
+
 def test_r3_a_forced_session_leaves_a_tombstone_under_the_new_epoch(
     store: FileClaimStore, live: Live
 ) -> None:
@@ -462,13 +559,14 @@ def test_c5_an_unreadable_record_fails_closed_for_its_rollout_alone(
         lambda: store.read(ROLLOUT),
         lambda: store.take(ROLLOUT, live().owner),
         lambda: store.release(grant),
-        lambda: store.force(ROLLOUT, expect_epoch=grant.claim.claim_epoch, reason="test"),
+        lambda: store.stands(grant),
     ):
         with pytest.raises(ClaimUnreadable, match="other rollouts are not affected"):
             attempt()
+    with pytest.raises(ForceRefused, match=r"unreadable .* leave out --expect-epoch"):
+        store.force(ROLLOUT, expect_epoch=grant.claim.claim_epoch, reason="test")
 
     assert epoch_file(store).read_bytes() == before
-    assert not store.stands(grant)
     neighbour = next(f"x{n}" for n in range(9999) if stripe_of(f"x{n}") == stripe_of(ROLLOUT))
     other = granted(store.take(neighbour, live().owner)).claim
     survey = list(store.survey())
@@ -501,10 +599,11 @@ def test_c5_a_record_of_a_newer_format_is_not_even_forced(
         raw = encode_claim(granted(store.take(ROLLOUT, live().owner)).claim)
     claim_file(store).write_bytes(raw)
 
-    with unchanged(store), pytest.raises(ClaimUnreadable) as raised:
+    with unchanged(store), pytest.raises(ForceRefused, match="newer version"):
         store.force(ROLLOUT, expect_epoch=None, reason="test")
-
-    assert raised.value.code == "newer_format"
+    with pytest.raises(ClaimUnreadable, match="run that version") as raised:
+        store.read(ROLLOUT)
+    assert "force" not in str(raised.value)
 
 
 def test_c5_a_survey_lists_every_claim_and_no_temporary_file(

@@ -7,7 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from rollout_router.claims import FileClaimStore, Gate, StoreUnavailable, read_gate, write_gate
+from rollout_router.claims import (
+    WHY_LENGTH_MAX,
+    FileClaimStore,
+    Gate,
+    StoreUnavailable,
+    read_gate,
+    write_gate,
+)
 
 
 def test_r6_a_missing_gate_is_open(state_dir: Path) -> None:
@@ -20,6 +27,19 @@ def test_r6_a_gate_says_what_was_written(store: FileClaimStore, *, is_open: bool
     write_gate(store.state_dir, Gate(open=not is_open))
     write_gate(store.state_dir, gate)
 
+    assert read_gate(store.state_dir) == gate
+
+
+@pytest.mark.parametrize("letter", ["a", "é", "\N{GRINNING FACE}"])
+def test_r6_a_reason_may_be_as_long_as_its_bound_in_any_letters(
+    store: FileClaimStore, letter: str
+) -> None:
+    gate = Gate(open=False, by="operator", why=letter * WHY_LENGTH_MAX)
+    write_gate(store.state_dir, gate)
+
+    assert read_gate(store.state_dir) == gate
+    with pytest.raises(ValueError, match=f"at most {WHY_LENGTH_MAX} characters"):
+        write_gate(store.state_dir, Gate(open=False, by="operator", why=gate.why + letter))
     assert read_gate(store.state_dir) == gate
 
 

@@ -19,6 +19,7 @@ from rollout_router.claims import (
     LifeLock,
     StoreRefused,
     StoreUnavailable,
+    Verdict,
 )
 from rollout_router.claims.epochs import floor_of
 from rollout_router.claims.host import is_swept
@@ -295,6 +296,33 @@ def test_c2_inspecting_makes_nothing_and_raises_nothing(
     with pytest.raises(StoreRefused, match="no claim store"):
         FileClaimStore.open(missing, service=None)
     assert not missing.exists()
+
+
+def test_c2_without_a_service_an_empty_directory_is_refused_and_stays_empty(
+    state_dir: Path,
+) -> None:
+    state_dir.mkdir(mode=0o700)
+
+    with pytest.raises(StoreRefused, match="no claim store"):
+        FileClaimStore.open(state_dir, service=None)
+
+    assert list(state_dir.iterdir()) == []
+
+
+def test_c3_an_inspected_store_of_an_earlier_boot_judges_by_the_boot_that_runs(
+    store: FileClaimStore, live: Live
+) -> None:
+    """Its life lock is held here, but a boot that is over held it, as far as the kernel knows."""
+    owner = live().owner
+    rebooted = replace(Host.here(), boot_id="another-boot")
+
+    looked = FileClaimStore.inspect(store.state_dir, host=rebooted)
+
+    assert looked.judge(owner).verdict is Verdict.DEAD
+    proof = looked.proof_of_death(owner)
+    assert proof
+    assert proof.evidence == "other_boot"
+    assert store.judge(owner).verdict is Verdict.ALIVE
 
 
 def test_c2_an_inspected_store_grants_nothing_before_this_boot_was_counted(

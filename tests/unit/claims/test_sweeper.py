@@ -1,16 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """What a sweep clears and a repair mends (C2, C3)."""
 
+import errno
+import re
+import socket
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
+
+import pytest
 
 from rollout_router.claims import (
     Claim,
     FileClaimStore,
     Grant,
+    Host,
     LifeLock,
     Moved,
+    StoreUnavailable,
     Swept,
     Unreadable,
     damage,
@@ -18,10 +26,11 @@ from rollout_router.claims import (
     sweep,
 )
 from rollout_router.claims.epochs import floor_of
+from rollout_router.claims.record import encode_identity
 
 Live = Callable[[], LifeLock]
 DAY = timedelta(days=1)
-NOTHING = Swept(freed=(), lost=(), forgotten=(), owners=(), leftovers=(), unreadable=())
+NOTHING = Swept(freed=(), lost=(), forgotten=(), owners=(), sockets=(), leftovers=(), unreadable=())
 
 
 def claimed(taken: Grant | Moved) -> Claim:
@@ -120,6 +129,112 @@ def test_c3_leftovers_of_writers_are_cleared(store: FileClaimStore) -> None:
     assert sweeping(store, dry=True).leftovers == tuple(map(str, leftovers))
     assert sweeping(store).leftovers == tuple(map(str, leftovers))
     assert not any(path.exists() for path in leftovers)
+
+
+def bind(path: str) -> None:
+    """Leave a socket file behind, as a process does that was killed."""
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(path)
+
+
+def test_c3_the_socket_of_a_dead_worker_goes_before_its_owner_file(
+    store: FileClaimStore, live: Live, run_dir: Path
+) -> None:
+    dead, other = live(), live()
+    for lock in (dead, other):
+        bind(lock.identity.socket)
+    dead.close()
+
+    planned = sweeping(store, dry=True)
+    assert planned.sockets == (dead.identity.socket,)
+    assert len(list(run_dir.iterdir())) == 2
+
+    swept = sweeping(store)
+    assert (swept.owners, swept.sockets) == ((dead.owner.nonce,), (dead.identity.socket,))
+    assert [str(path) for path in run_dir.iterdir()] == [other.identity.socket]
+
+
+def test_c3_a_socket_that_cannot_be_removed_keeps_the_owner_file_that_names_it(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = live()
+    bind(dead.identity.socket)
+    dead.close()
+    real = Path.unlink
+
+    def unlink(path: Path, *, missing_ok: bool = False) -> None:
+        if path.suffix == ".sock":
+            raise PermissionError(errno.EACCES, "injected")
+        real(path, missing_ok=missing_ok)
+
+    monkeypatch.setattr(Path, "unlink", unlink)
+    with pytest.raises(StoreUnavailable, match=re.escape(dead.identity.socket)):
+        sweeping(store)
+    monkeypatch.undo()
+
+    assert store.owner(dead.owner.nonce)
+    assert sweeping(store).sockets == (dead.identity.socket,)
+
+
+def a_regular_file(path: Path) -> None:
+    path.write_bytes(b"precious")
+
+
+def a_link_to_a_socket(path: Path) -> None:
+    bind(str(path.with_name("x")))
+    path.symlink_to(path.with_name("x"))
+
+
+@pytest.mark.parametrize("make", [a_regular_file, a_link_to_a_socket])
+def test_c3_nothing_but_a_socket_is_removed_for_a_dead_worker(
+    store: FileClaimStore, live: Live, run_dir: Path, make: Callable[[Path], None]
+) -> None:
+    dead = live()
+    make(Path(dead.identity.socket))
+    before = sorted(run_dir.iterdir())
+    dead.close()
+
+    swept = sweeping(store)
+
+    assert (swept.owners, swept.sockets) == ((dead.owner.nonce,), ())
+    assert sorted(run_dir.iterdir()) == before
+
+
+@pytest.mark.parametrize("name", ["public.sock", "other\0.sock", "\ud800.sock"])
+def test_c3_no_socket_of_another_name_is_removed_for_a_dead_worker(
+    store: FileClaimStore, live: Live, run_dir: Path, name: str
+) -> None:
+    bind(f"{run_dir}/public.sock")
+    dead = live()
+    path = store.state_dir / "owners" / dead.owner.nonce
+    named = f"{run_dir}/{name}" if name == "public.sock" else f"{name}/{dead.owner.nonce}.sock"
+    path.write_bytes(encode_identity(replace(dead.identity, socket=named)))
+    dead.close()
+
+    swept = sweeping(store)
+
+    assert (swept.owners, swept.sockets) == ((dead.owner.nonce,), ())
+    assert (run_dir / "public.sock").exists()
+
+
+def test_c2_a_dry_sweep_takes_no_lock_and_needs_no_opening_in_this_boot(
+    store: FileClaimStore, live: Live
+) -> None:
+    lock = live()
+    claim = claimed(store.take("r1", lock.owner))
+    leftover = store.state_dir / "claims" / "00" / ".tmp.0123"
+    leftover.write_bytes(b"half")
+    for path in (store.state_dir / "locks").iterdir():
+        path.unlink()
+    looked = FileClaimStore.inspect(
+        store.state_dir, host=replace(Host.here(), boot_id="another-boot")
+    )
+
+    planned = sweeping(looked, dry=True)
+
+    assert (planned.freed, planned.owners) == ((claim,), (lock.owner.nonce,))
+    assert planned.leftovers == (str(leftover),)
+    assert list((store.state_dir / "locks").iterdir()) == []
 
 
 def test_c2_a_whole_store_needs_no_repair(store: FileClaimStore) -> None:
