@@ -8,18 +8,25 @@ that holds for plain answers as for streams.
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Final
+from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from rollout_router.asgi import Receive, Scope, Send
-from rollout_router.gateway.model import Dialect, Model, ModelAnswer, ModelRequest, problem
-from rollout_router.gateway.validation import BadRequest, read_call
+from rollout_router.gateway.model import (
+    INLINE_BYTES_MAX,
+    Dialect,
+    Model,
+    ModelAnswer,
+    ModelRequest,
+    problem,
+)
+from rollout_router.gateway.validation import BadRequest, check_call, read_call
 
 __all__ = ["create_app"]
 
@@ -67,7 +74,7 @@ def _generation(model: Model, dialect: Dialect) -> _Endpoint:
         # An encoded body is the model's to read; the bytes are not ours to change.
         if "content-encoding" not in request.headers:
             try:
-                document = read_call(dialect, body)
+                document = await _read(dialect, body, keep=model.reads_documents)
             except BadRequest as error:
                 answer = problem(400, str(error), code="invalid_request", dialect=dialect)
                 return await _whole_response(answer)
@@ -75,6 +82,13 @@ def _generation(model: Model, dialect: Dialect) -> _Endpoint:
         return _Relay(model, replace(asked, dialect=dialect, body=body, document=document))
 
     return generate
+
+
+async def _read(dialect: Dialect, body: bytes, *, keep: bool) -> Mapping[str, Any] | None:
+    read = read_call if keep else check_call
+    if len(body) <= INLINE_BYTES_MAX:
+        return read(dialect, body)
+    return await asyncio.to_thread(read, dialect, body)
 
 
 def _look_up(model: Model) -> _Endpoint:

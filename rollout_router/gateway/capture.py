@@ -23,7 +23,6 @@ import logging
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from datetime import UTC, datetime
 from typing import Final
 
@@ -34,6 +33,7 @@ from rollout_router.gateway.record import Outcome, Record
 from rollout_router.gateway.sink import CaptureSink, EpochFenced, SinkUnavailable
 from rollout_router.gateway.turn_end import Ending
 from rollout_router.gateway.withholding import Withheld, withheld_of
+from rollout_router.gateway.writers import Writers
 
 __all__ = ["RESPONSE_BYTES_MAX", "WITHHELD_BYTES_MAX", "Capture"]
 
@@ -44,8 +44,7 @@ WITHHELD_BYTES_MAX: Final = 64 << 20
 """Bytes of an answer that wait for the record. One that needs more is not sent, but recorded."""
 
 _RAISED_MAX: Final = 16_384  # rollouts whose raise is remembered; a forgotten one is raised again
-_THREADS: Final = 16  # writers; each waits at most the sink's lock time-out
-_CANCELLED_WAIT_S: Final = 6.0  # longer than the sink waits for its lock
+_WRITING_S: Final = 1.0  # beyond the sink's lock time-out, a cancelled call waits for its record
 _SERVER_ERROR: Final = 500
 
 _log = logging.getLogger(__name__)
@@ -82,7 +81,7 @@ class Capture:
         self._response_bytes_max = response_bytes_max
         self._withheld_bytes_max = withheld_bytes_max
         self._now = now
-        self._threads = ThreadPoolExecutor(_THREADS, thread_name_prefix="capture")
+        self._writers = Writers(timeout_s=sink.lock_timeout_s)
         self._raised: OrderedDict[str, int] = OrderedDict()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -107,6 +106,7 @@ class Capture:
             append=self._append,
             response_bytes_max=self._response_bytes_max,
             withheld_bytes_max=self._withheld_bytes_max,
+            cancelled_wait_s=self._sink.lock_timeout_s + _WRITING_S,
             now=self._now,
         )
         inner = {**scope, "extensions": {}} if scope.get("extensions") else scope
@@ -121,9 +121,12 @@ class Capture:
                 f"rollout {call.rollout_id}: its claim is in store {call.store_id}, and the sink "
                 f"is fenced by {self._sink.store_id}"
             )
-        loop = asyncio.get_running_loop()
+
+        def lift(deadline_s: float) -> None:
+            self._sink.raise_to(call.rollout_id, epoch, deadline_s=deadline_s)
+
         try:
-            await loop.run_in_executor(self._threads, self._sink.raise_to, call.rollout_id, epoch)
+            await self._writers.submit(call.rollout_id, lift)
         except EpochFenced as fenced:
             return Refusal(
                 "claim_moved",
@@ -146,12 +149,14 @@ class Capture:
         return None
 
     def _append(self, record: Record) -> asyncio.Future[None]:
-        """Start to write; once started it is finished, whoever stops waiting."""
+        """Write, in its turn; whoever stops waiting for the future does not stop the writing."""
+        call = record.call
 
-        def write() -> None:
-            self._sink.append(record.call.rollout_id, record.call.claim_epoch, record.line())
+        def write(deadline_s: float) -> None:
+            line = record.line()
+            self._sink.append(call.rollout_id, call.claim_epoch, line, deadline_s=deadline_s)
 
-        return asyncio.get_running_loop().run_in_executor(self._threads, write)
+        return self._writers.submit(call.rollout_id, write)
 
 
 class _Exchange:
@@ -168,6 +173,7 @@ class _Exchange:
         append: Callable[[Record], asyncio.Future[None]],
         response_bytes_max: int,
         withheld_bytes_max: int,
+        cancelled_wait_s: float,
         now: Callable[[], datetime],
     ) -> None:
         self._call = call
@@ -179,6 +185,7 @@ class _Exchange:
         self._append = append
         self._response_bytes_max = response_bytes_max
         self._withheld_bytes_max = withheld_bytes_max
+        self._cancelled_wait_s = cancelled_wait_s
         self._now = now
         self._started_at = now()
         self._client_left = False
@@ -295,7 +302,7 @@ class _Exchange:
         """Write the record unless it is being written, with nobody left to tell about it."""
         if self._writing is None:
             self._writing = self._append(self._made(outcome))
-        await asyncio.wait({self._writing}, timeout=_CANCELLED_WAIT_S)
+        await asyncio.wait({self._writing}, timeout=self._cancelled_wait_s)
         if self._writing.done() and (error := self._writing.exception()) is not None:
             if not isinstance(error, EpochFenced | SinkUnavailable):
                 raise error

@@ -10,9 +10,20 @@ from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Any, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
-__all__ = ["Dialect", "Model", "ModelAnswer", "ModelRequest", "problem", "whole"]
+__all__ = [
+    "INLINE_BYTES_MAX",
+    "Dialect",
+    "Model",
+    "ModelAnswer",
+    "ModelRequest",
+    "problem",
+    "whole",
+]
+
+INLINE_BYTES_MAX: Final = 256 << 10
+"""A longer body is read in a thread. To parse this much takes about 3 ms of the event loop."""
 
 _SERVER_ERROR = 500
 
@@ -35,7 +46,7 @@ class ModelRequest:
     headers: Sequence[tuple[bytes, bytes]]
     body: bytes
     dialect: Dialect | None  # None: not a call that generates
-    document: Mapping[str, Any] | None  # body, read; None: not read, see validation
+    document: Mapping[str, Any] | None  # body, read; None: encoded, or its model reads none
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -48,7 +59,14 @@ class ModelAnswer:
 
 
 class Model(Protocol):
-    """A model; it is entered once, by the application's lifespan, and answers while it is open."""
+    """A model; it is entered once, by the application's lifespan, and answers while it is open.
+
+    Attributes:
+        reads_documents: whether it is given the body as a document too. Where it is not, the body
+            is checked, and nothing of the document is kept.
+    """
+
+    reads_documents: bool
 
     async def __aenter__(self) -> Self:
         """Open what answering needs."""

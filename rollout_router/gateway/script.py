@@ -73,16 +73,20 @@ def _use(tool: _Tool, step: str, **chosen: str) -> UseTool:
 
 
 def _value(schema: Mapping[str, Any], step: str) -> Any:
-    """Something that *schema* allows, in all but contrived cases."""
+    """Something that *schema* allows, in all but contrived cases; of the caller's, only scalars."""
     allowed = schema.get("enum")
-    if isinstance(allowed, list) and allowed:
-        return allowed[0]
+    for value in allowed if isinstance(allowed, list) else ():
+        if not isinstance(value, dict | list):
+            return value
     kind = schema.get("type")
     if isinstance(kind, list):
         kind = next((k for k in kind if k != "null"), "string")
+    if not isinstance(kind, str):
+        return step
     if kind in {"integer", "number"}:
-        return schema.get("minimum", 1)
-    return {"boolean": False, "array": [], "object": {}, "null": None}.get(str(kind), step)
+        minimum = schema.get("minimum")
+        return minimum if isinstance(minimum, int | float) else 1
+    return {"boolean": False, "array": [], "object": {}, "null": None}.get(kind, step)
 
 
 def _tool_results(dialect: Dialect, document: Mapping[str, Any]) -> int:

@@ -5,13 +5,14 @@ Every answer carries ``Scripted-Request-Sha256``, the digest of the exact bytes 
 so that anyone can check that a body arrived as it was written (H1).
 """
 
+import asyncio
 import hashlib
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
 from rollout_router.gateway.dialects import Turn, events, plain
-from rollout_router.gateway.model import ModelAnswer, ModelRequest, problem, whole
+from rollout_router.gateway.model import INLINE_BYTES_MAX, ModelAnswer, ModelRequest, problem, whole
 from rollout_router.gateway.script import next_turn
 
 __all__ = ["Scripted"]
@@ -27,6 +28,8 @@ class Scripted:
         ValueError: *steps* is negative.
     """
 
+    reads_documents = True
+
     def __init__(self, *, steps: int = 6) -> None:
         if steps < 0:
             raise ValueError(f"a script has 0 steps or more, not {steps}")
@@ -41,7 +44,10 @@ class Scripted:
     @asynccontextmanager
     async def answer(self, request: ModelRequest) -> AsyncIterator[ModelAnswer]:
         """Answer from the request alone."""
-        yield self._answer(request)
+        if len(request.body) <= INLINE_BYTES_MAX:
+            yield self._answer(request)
+        else:
+            yield await asyncio.to_thread(self._answer, request)
 
     def _answer(self, request: ModelRequest) -> ModelAnswer:
         digest = hashlib.sha256(request.body).hexdigest()

@@ -65,7 +65,8 @@ class CaptureSink:
     Args:
         directory: made with mode 0700 where it does not exist.
         store_id: the store whose claim epochs fence this folder; bound at the first use.
-        lock_timeout_s: how long a call waits for another process to leave a rollout's sink.
+        lock_timeout_s: how long a call waits for another process to leave a rollout's sink, unless
+            it brings a deadline of its own.
 
     Raises:
         SinkRefused: the folder is bound to another store, or holds records without a fence.
@@ -77,7 +78,7 @@ class CaptureSink:
     ) -> None:
         self.directory = directory
         self.store_id = store_id
-        self._lock_timeout_s = lock_timeout_s
+        self.lock_timeout_s = lock_timeout_s
         self._fence = directory / ".fence"
         try:
             self._bind()
@@ -87,23 +88,39 @@ class CaptureSink:
                 "mode and the space on its disk"
             ) from error
 
-    def raise_to(self, rollout_id: str, claim_epoch: int) -> None:
+    def raise_to(
+        self, rollout_id: str, claim_epoch: int, *, deadline_s: float | None = None
+    ) -> None:
         """Refuse every epoch below *claim_epoch* from now on, also after a restart.
+
+        Args:
+            rollout_id: whose sink.
+            claim_epoch: of the caller's claim.
+            deadline_s: until when to wait for the lock, in monotonic seconds. It is tried once
+                also when that has passed.
 
         Raises:
             EpochFenced: a higher one was seen already.
             SinkUnavailable: it is not certain that the fence is on disk; dispatch nothing.
         """
-        with self._locked(rollout_id) as epoch_file:
+        with self._locked(rollout_id, deadline_s) as epoch_file:
             self._advance(epoch_file, rollout_id, claim_epoch, synchronise=True)
 
-    def append(self, rollout_id: str, claim_epoch: int | None, record: bytes) -> None:
+    def append(
+        self,
+        rollout_id: str,
+        claim_epoch: int | None,
+        record: bytes,
+        *,
+        deadline_s: float | None = None,
+    ) -> None:
         """Write one record, unless a higher epoch was seen: one step under the sink's lock.
 
         Args:
             rollout_id: names the file.
             claim_epoch: None for an unrouted call, which no fence concerns.
             record: one line without its end.
+            deadline_s: as for :meth:`raise_to`.
 
         Raises:
             EpochFenced: nothing was written.
@@ -112,7 +129,7 @@ class CaptureSink:
         """
         if b"\n" in record:
             raise ValueError("a record is one line")
-        with self._locked(rollout_id) as epoch_file:
+        with self._locked(rollout_id, deadline_s) as epoch_file:
             if claim_epoch is not None:
                 self._advance(epoch_file, rollout_id, claim_epoch, synchronise=False)
             _append_line(self.directory / f"{rollout_id}.jsonl", record + b"\n")
@@ -154,13 +171,13 @@ class CaptureSink:
         )
 
     @contextmanager
-    def _locked(self, rollout_id: str) -> Iterator[int]:
+    def _locked(self, rollout_id: str, deadline_s: float | None = None) -> Iterator[int]:
         if _ROLLOUT_ID.fullmatch(rollout_id) is None:
             raise ValueError(f"not a rollout id: {rollout_id!r}")
         try:
             epoch_file = os.open(self._fence / f"{rollout_id}.epoch", _OPEN_FLAGS, 0o600)
             try:
-                _lock(epoch_file, self._lock_timeout_s)
+                _lock(epoch_file, self._deadline_s() if deadline_s is None else deadline_s)
                 yield epoch_file
             finally:
                 os.close(epoch_file)
@@ -170,12 +187,15 @@ class CaptureSink:
                 f"{error}; it works again when the cause is gone"
             ) from error
 
+    def _deadline_s(self) -> float:
+        return time.monotonic() + self.lock_timeout_s
+
     def _bind(self) -> None:
         self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._fence.mkdir(mode=0o700, exist_ok=True)
         fence = os.open(self._fence, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
-            _lock(fence, self._lock_timeout_s)
+            _lock(fence, self._deadline_s())
             try:
                 found = json.loads((self._fence / "STORE").read_bytes())["store_id"]
             except FileNotFoundError:
@@ -212,16 +232,15 @@ class CaptureSink:
 _WAY_OUT: Final = "Choose a new capture folder, or move or remove this one, .fence included."
 
 
-def _lock(file: int, timeout_s: float) -> None:
-    """Wait for an exclusive flock, at most *timeout_s*; closing *file* gives it back."""
-    deadline = time.monotonic() + timeout_s
+def _lock(file: int, deadline_s: float) -> None:
+    """Wait for an exclusive flock until *deadline_s*; closing *file* gives it back."""
     pause = threading.Event()  # never set: a wait with a bound
     while True:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            if time.monotonic() >= deadline:
-                raise TimeoutError(f"another process held its lock for {timeout_s:g} s") from None
+            if time.monotonic() >= deadline_s:
+                raise TimeoutError("another process held its lock for too long") from None
             pause.wait(_LOCK_POLL_S)
         else:
             return

@@ -5,11 +5,16 @@ The body goes out as the bytes that came in, and the answer comes back as the by
 with the upstream's own errors among them. Nothing is retried, not even by the client library. There
 is no time-out but the one for connecting: a model may think for hours, and whoever waits can hang
 up. Leaving the context of an answer closes its connection unless the answer was read to its end.
+
+A JSON answer begins when it is here in full, up to a bound: nobody can use it before its last byte,
+and one that was cut on the way is still answered with an error instead of a cut.
 """
 
 import asyncio
+import base64
 import io
 import logging
+import re
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from typing import Final, Self
@@ -19,7 +24,8 @@ from aiohttp.connector import Connection
 from yarl import URL
 
 from rollout_router.errors import ResponseCut
-from rollout_router.gateway.model import ModelAnswer, ModelRequest, problem
+from rollout_router.gateway.model import Dialect, ModelAnswer, ModelRequest, problem
+from rollout_router.gateway.withholding import JSON_WHOLE_BYTES_MAX, is_json
 
 __all__ = ["Upstream"]
 
@@ -53,19 +59,22 @@ class Upstream:
     """The model server at *base_url*, for example ``http://127.0.0.1:8000/v1``.
 
     Args:
-        base_url: http or https; ends in ``/v1`` or not; without query.
+        base_url: http or https; ends in ``/v1`` or not; without query. Credentials in it are sent
+            as Basic authorization, in the place of the caller's own, and shown nowhere.
         connect_timeout_s: for name, connection and TLS together.
 
     Raises:
         ValueError: *base_url* is not such a URL.
     """
 
+    reads_documents = False
+
     def __init__(self, base_url: str, *, connect_timeout_s: float = CONNECT_TIMEOUT_S) -> None:
-        url = URL(base_url)
-        if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
-            raise ValueError(f"the upstream has to be an http or https URL, not {base_url!r}")
-        self._url = base_url.rstrip("/").removesuffix("/v1")
-        self._shown = url.with_user(None)  # messages reach clients; a password must not
+        url = _base(base_url)
+        self._authorization = _basic(url)
+        # Messages and logs are made from this one: a password must not reach them.
+        self._shown = str(url.with_user(None))
+        self._url = self._shown.rstrip("/").removesuffix("/v1")
         self._connect_timeout_s = connect_timeout_s
         self._session: aiohttp.ClientSession | None = None
 
@@ -99,7 +108,7 @@ class Upstream:
                 request.method,
                 self._target(request),
                 data=_payload(request.body),
-                headers=_outgoing(request.headers),
+                headers=_outgoing(request.headers, self._authorization),
                 skip_auto_headers=("User-Agent", "Accept", "Content-Type"),
                 allow_redirects=False,
             )
@@ -114,22 +123,25 @@ class Upstream:
             )
             return
         except aiohttp.ClientError as error:
-            _log.warning("upstream %s: %s", self._shown, error)
-            yield problem(
-                502,
-                f"the model server {self._shown} closed the connection without an answer "
-                f"({str(error) or type(error).__name__}); the call may have run, and was not sent "
-                "again",
-                code="upstream_disconnected",
-                dialect=request.dialect,
+            why = str(error) or type(error).__name__
+            yield _disconnected(
+                f"the model server {self._shown} closed the connection without an answer ({why})",
+                request.dialect,
             )
             return
         async with response:
-            yield ModelAnswer(
-                status=response.status,
-                headers=_passed_on(response.raw_headers),
-                parts=self._parts(response),
-            )
+            yield await self._begun(response, request.dialect)
+
+    async def _begun(
+        self, response: aiohttp.ClientResponse, dialect: Dialect | None
+    ) -> ModelAnswer:
+        headers, parts = _passed_on(response.raw_headers), self._parts(response)
+        if any(name == b"content-type" and is_json(value) for name, value in headers):
+            try:
+                parts = await _held(parts, JSON_WHOLE_BYTES_MAX)
+            except ResponseCut as cut:
+                return _disconnected(str(cut), dialect)
+        return ModelAnswer(status=response.status, headers=headers, parts=parts)
 
     async def _parts(self, response: aiohttp.ClientResponse) -> AsyncIterator[bytes]:
         try:
@@ -143,6 +155,56 @@ class Upstream:
     def _target(self, request: ModelRequest) -> URL:
         query = "?" + request.query.decode("latin-1") if request.query else ""
         return URL(f"{self._url}{request.path}{query}", encoded=True)
+
+
+def _disconnected(what: str, dialect: Dialect | None) -> ModelAnswer:
+    _log.warning("%s", what)
+    message = f"{what}; the call may have run, and was not sent again"
+    return problem(502, message, code="upstream_disconnected", dialect=dialect)
+
+
+async def _held(parts: AsyncIterator[bytes], bytes_max: int) -> AsyncIterator[bytes]:
+    """*parts* again, when they have ended or more than *bytes_max* of them are here."""
+    held: list[bytes] = []
+    held_bytes = 0
+    async for part in parts:
+        held.append(part)
+        held_bytes += len(part)
+        if held_bytes > bytes_max:
+            break
+    return _chain(held, parts)
+
+
+async def _chain(first: list[bytes], rest: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    for part in first:
+        yield part
+    async for part in rest:
+        yield part
+
+
+def _base(text: str) -> URL:
+    """The URL in *text*; ValueError does not show what it may hold of a password."""
+    shown = re.sub(r"^([^/]*//)?.*@", r"\1…@", text, flags=re.DOTALL)
+    wanted = "the upstream has to be an http or https URL, like http://127.0.0.1:8000/v1"
+    if not text.isprintable() or " " in text:
+        raise ValueError(f"{wanted}, and without spaces, not {shown!r}")
+    try:
+        url = URL(text)
+        (url.raw_host or "").encode("idna")  # as the look-up of the name will do
+    except ValueError:  # it may quote the text, password included
+        raise ValueError(f"{wanted}, not {shown!r}") from None
+    if url.scheme not in {"http", "https"} or not url.host or url.query or url.fragment:
+        raise ValueError(f"{wanted}, not {shown!r}")
+    if ":" in (url.user or ""):
+        raise ValueError(f"{wanted}; the user name of {shown!r} holds a colon, which ends it")
+    return url
+
+
+def _basic(url: URL) -> str | None:
+    if url.user is None and url.password is None:
+        return None
+    credentials = f"{url.user or ''}:{url.password or ''}"
+    return "Basic " + base64.b64encode(credentials.encode()).decode()
 
 
 class _Response(aiohttp.ClientResponse):
@@ -179,12 +241,16 @@ def _payload(body: bytes) -> bytes | io.BytesIO | None:
     return body if len(body) <= _RAW_BYTES_MAX else io.BytesIO(body)
 
 
-def _outgoing(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[str, str]]:
-    kept = _without(_NOT_FORWARDED, headers)
-    return [
-        *((name.decode("latin-1"), _text(value)) for name, value in kept),
-        ("Accept-Encoding", "identity"),
-    ]
+def _outgoing(
+    headers: Iterable[tuple[bytes, bytes]], authorization: str | None
+) -> list[tuple[str, str]]:
+    ours = [("Accept-Encoding", "identity")]
+    dropped = _NOT_FORWARDED
+    if authorization is not None:
+        ours.append(("Authorization", authorization))
+        dropped |= {b"authorization"}
+    kept = _without(dropped, headers)
+    return [*((name.decode("latin-1"), _text(value)) for name, value in kept), *ours]
 
 
 def _passed_on(headers: Iterable[tuple[bytes, bytes]]) -> list[tuple[bytes, bytes]]:

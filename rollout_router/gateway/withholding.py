@@ -21,7 +21,7 @@ from typing import Final, Protocol
 
 from rollout_router.gateway.turn_end import Ending, TurnScanner
 
-__all__ = ["JSON_WHOLE_BYTES_MAX", "Tail", "Withheld", "withheld_of"]
+__all__ = ["JSON_WHOLE_BYTES_MAX", "Tail", "Withheld", "is_json", "withheld_of"]
 
 JSON_WHOLE_BYTES_MAX: Final = 4 << 20
 
@@ -92,9 +92,15 @@ def withheld_of(headers: Iterable[tuple[bytes, bytes]], *, http_version: str) ->
         return _WholeEvents() if events and encoding == b"identity" else Tail(sys.maxsize)
     if events:
         return TurnScanner() if encoding == b"identity" else Tail(sys.maxsize)
-    if content_type == b"application/json" or content_type.endswith(b"+json"):
+    if is_json(content_type):
         return Tail(JSON_WHOLE_BYTES_MAX)
     return Tail(0)
+
+
+def is_json(content_type: bytes) -> bool:
+    """Whether the value of a Content-Type header says JSON."""
+    media_type = content_type.partition(b";")[0].strip().lower()
+    return media_type == b"application/json" or media_type.endswith(b"+json")
 
 
 class _WholeEvents(Tail):

@@ -34,7 +34,7 @@ class ServeConfig:
     drain_s: float
 
     def to_json(self) -> str:
-        """One line, without secrets: the file of rollout keys goes by its name."""
+        """One line for a worker alone: an upstream's URL may carry a password."""
         return json.dumps(asdict(self))
 
     @classmethod

@@ -69,6 +69,7 @@ class DriveFactory:
         path: str = "/sessions/r1/v1/responses",
         epoch: int | None = 5,
         routed: bool = True,
+        rollout_id: str = "r1",
         http_version: str = "1.1",
         **more: Any,
     ) -> Drive:
@@ -93,7 +94,7 @@ class DriveFactory:
         }
         if routed:
             scope[CALL_KEY] = Call(
-                rollout_id="r1", claim_epoch=epoch, worker_id="w1", store_id=STORE
+                rollout_id=rollout_id, claim_epoch=epoch, worker_id="w1", store_id=STORE
             )
         return Drive(scope=scope, body=messages)
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Self
@@ -9,7 +10,8 @@ import pytest
 
 from rollout_router.errors import ResponseCut
 from rollout_router.gateway.app import create_app
-from rollout_router.gateway.model import Dialect, ModelAnswer, ModelRequest, whole
+from rollout_router.gateway.model import INLINE_BYTES_MAX, Dialect, ModelAnswer, ModelRequest, whole
+from rollout_router.gateway.validation import check_call, read_call
 
 CALL = b'{"model":"m","input":"x",  "messages":[{}]}'
 PREFIXES = ["", "/sessions/r1", "/ng-rollout/r-2.x"]
@@ -17,6 +19,8 @@ PREFIXES = ["", "/sessions/r1", "/ng-rollout/r-2.x"]
 
 class Noting:
     """A model that notes what it was asked, and answers in given parts."""
+
+    reads_documents = True
 
     def __init__(self, *parts: bytes, error: Exception | None = None) -> None:
         self.parts: Sequence[bytes] = parts
@@ -137,6 +141,45 @@ def test_a_body_that_is_no_call_is_400_and_not_asked(drive: Any, dialect: Dialec
     assert (answer.status, document["error"]["code"]) == (400, "invalid_request")
     assert (document.get("type") == "error") is (dialect is Dialect.MESSAGES)
     assert model.asked == []
+
+
+def test_a_model_that_reads_no_documents_is_given_none(drive: Any) -> None:
+    model = Noting()
+    model.reads_documents = False
+
+    assert ask(model, drive, "/v1/responses", body=CALL).status == 200
+    assert ask(model, drive, "/v1/responses", body=b'{"model":1}').status == 400
+
+    (asked,) = model.asked
+    assert (asked.body, asked.document) == (CALL, None)
+
+
+@pytest.mark.parametrize("reads_documents", [True, False])
+def test_a_large_body_is_read_outside_the_event_loop(
+    drive: Any, monkeypatch: pytest.MonkeyPatch, *, reads_documents: bool
+) -> None:
+    threads: list[int] = []
+
+    def watched(judge: Any) -> Any:
+        def judged(dialect: Dialect, body: bytes) -> Any:
+            threads.append(threading.get_ident())
+            return judge(dialect, body)
+
+        return judged
+
+    for judge in (read_call, check_call):
+        monkeypatch.setattr(f"rollout_router.gateway.app.{judge.__name__}", watched(judge))
+    model = Noting()
+    model.reads_documents = reads_documents
+    large = CALL[:-1] + b" " * INLINE_BYTES_MAX + b"}"
+
+    for body in (CALL, large):
+        assert ask(model, drive, "/v1/responses", body=body).status == 200
+    assert ask(model, drive, "/v1/responses", body=b" " * len(large)).status == 400
+
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, False, False]
+    assert [asked.body for asked in model.asked] == [CALL, large]
 
 
 def test_an_encoded_body_is_the_models_to_read(drive: Any) -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import fcntl
 import http.client
 import json
 import os
 import re
 import subprocess
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -72,9 +74,9 @@ def test_f1_the_sink_is_raised_before_dispatch_once_an_epoch(
     raised: list[int] = []
     raise_to = sink.raise_to
 
-    def watched(rollout_id: str, claim_epoch: int) -> None:
+    def watched(rollout_id: str, claim_epoch: int, **more: Any) -> None:
         raised.append(claim_epoch)
-        raise_to(rollout_id, claim_epoch)
+        raise_to(rollout_id, claim_epoch, **more)
 
     monkeypatch.setattr(sink, "raise_to", watched)
     seen: list[int] = []
@@ -387,10 +389,10 @@ def test_f2_a_call_cancelled_while_its_record_is_written_leaves_one(
     writing, go_on = threading.Event(), threading.Event()
     append = sink.append
 
-    def held(rollout_id: str, claim_epoch: int | None, record: bytes) -> None:
+    def held(*call: Any, **more: Any) -> None:
         writing.set()
         assert go_on.wait(30)
-        append(rollout_id, claim_epoch, record)
+        append(*call, **more)
 
     monkeypatch.setattr(sink, "append", held)
     answer = drive()
@@ -400,12 +402,158 @@ def test_f2_a_call_cancelled_while_its_record_is_written_leaves_one(
             task = tasks.create_task(answer.run(Capture(answering(b"{}"), sink)))
             assert await asyncio.to_thread(writing.wait, 30)
             task.cancel()
-            asyncio.get_running_loop().call_soon(go_on.set)
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert not task.done()
+            go_on.set()
         assert task.cancelled()
 
     asyncio.run(scenario())
     assert len(records(sink)) == 1
     assert answer.sent == []
+
+
+def test_f2_a_call_cancelled_while_its_record_stands_in_line_leaves_one(
+    sink: CaptureSink, drive: Any, answering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+    append = sink.append
+
+    def held(*call: Any, **more: Any) -> None:
+        writing.set()
+        assert go_on.wait(30)
+        append(*call, **more)
+
+    monkeypatch.setattr(sink, "append", held)
+
+    async def scenario() -> None:
+        capture = Capture(answering(b"{}"), sink)
+        async with asyncio.TaskGroup() as tasks:
+            first = tasks.create_task(drive().run(capture))
+            assert await asyncio.to_thread(writing.wait, 30)
+            second = tasks.create_task(drive().run(capture))
+            await asyncio.sleep(0)  # it runs up to its record, which waits for the first one's
+            second.cancel()
+            asyncio.get_running_loop().call_soon(go_on.set)
+        assert first.result().complete
+        assert second.cancelled()
+
+    asyncio.run(scenario())
+    assert len(records(sink)) == 2
+
+
+def locked(sink: CaptureSink) -> int:
+    """The lock of r1's sink, as another process would hold it; close it to give it back."""
+    holder = os.open(sink.directory / ".fence" / "r1.epoch", os.O_RDWR | os.O_CREAT, 0o600)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+    return holder
+
+
+def test_f1_f2_the_time_of_a_record_counts_from_the_end_of_its_call(
+    sink: CaptureSink, drive: Any, answering: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    writing, go_on = threading.Event(), threading.Event()
+    deadlines_s: list[float] = []
+    append, raise_to = sink.append, sink.raise_to
+
+    def raised(*call: Any, deadline_s: float) -> None:
+        deadlines_s.append(deadline_s)
+        raise_to(*call, deadline_s=deadline_s)
+
+    def held(*call: Any, deadline_s: float) -> None:
+        deadlines_s.append(deadline_s)
+        writing.set()
+        assert go_on.wait(30)
+        append(*call, deadline_s=deadline_s)
+
+    monkeypatch.setattr(sink, "raise_to", raised)
+    monkeypatch.setattr(sink, "append", held)
+
+    async def scenario() -> None:
+        capture = Capture(answering(b"{}"), sink)
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(drive().run(capture))
+            assert await asyncio.to_thread(writing.wait, 30)
+            for _ in range(3):
+                tasks.create_task(drive().run(capture))
+            await asyncio.sleep(0)  # each runs up to its record
+            submitted_s = time.monotonic()
+            go_on.set()
+        assert len(deadlines_s) == 1 + 4
+        assert max(deadlines_s) <= submitted_s + sink.lock_timeout_s
+
+    asyncio.run(scenario())
+
+
+def test_f2_a_cancelled_call_waits_long_enough_to_know_what_became_of_its_record(
+    tmp_path: Path, drive: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    sink = CaptureSink(tmp_path / "capture", store_id=STORE, lock_timeout_s=0.5)
+
+    async def scenario() -> None:
+        running = asyncio.Event()
+
+        async def app(_: Scope, __: Receive, ___: Send) -> None:
+            running.set()
+            await asyncio.Event().wait()
+
+        async with asyncio.TaskGroup() as tasks:
+            task = tasks.create_task(drive().run(Capture(app, sink)))
+            await running.wait()
+            holder = locked(sink)
+            task.cancel()
+        os.close(holder)
+        assert task.cancelled()
+
+    asyncio.run(scenario())
+    assert "record was not taken: rollout r1" in caplog.text
+
+
+def test_f1_a_stuck_sink_of_one_rollout_holds_up_no_other(
+    tmp_path: Path, drive: Any, answering: Any
+) -> None:
+    sink = CaptureSink(tmp_path / "capture", store_id=STORE, lock_timeout_s=60)
+    holder = locked(sink)
+
+    async def scenario() -> None:
+        capture = Capture(answering(b"{}"), sink)
+        async with asyncio.timeout(30), asyncio.TaskGroup() as tasks:
+            stuck = [tasks.create_task(drive().run(capture)) for _ in range(64)]
+            try:
+                assert (await drive(rollout_id="r2").run(capture)).status == 200
+                assert not any(task.done() for task in stuck)
+            finally:
+                os.close(holder)
+        assert {task.result().status for task in stuck} == {200}
+
+    asyncio.run(scenario())
+    assert len(records(sink)) == 64
+
+
+def test_f1_f2_every_call_of_a_stuck_sink_is_answered(
+    tmp_path: Path, drive: Any, answering: Any
+) -> None:
+    sink = CaptureSink(tmp_path / "capture", store_id=STORE, lock_timeout_s=0.5)
+    app = answering(b"{}")
+    holder = locked(sink)
+
+    async def codes(capture: Capture) -> set[tuple[int, str]]:
+        calls = await asyncio.gather(*(drive().run(capture) for _ in range(64)))
+        return {(call.status, json.loads(call.content)["error"]["code"]) for call in calls}
+
+    async def scenario() -> None:
+        capture = Capture(app, sink)
+        assert await codes(capture) == {(503, "claim_store_unavailable")}
+        assert app.calls == 0
+        os.close(holder)
+        assert (await drive().run(capture)).status == 200
+        again = locked(sink)
+        assert await codes(capture) == {(502, "record_refused")}
+        os.close(again)
+        assert (await drive().run(capture)).status == 200
+
+    asyncio.run(scenario())
+    assert len(records(sink)) == 2
 
 
 def test_f2_a_client_that_leaves_makes_a_cancelled_record(sink: CaptureSink, drive: Any) -> None:

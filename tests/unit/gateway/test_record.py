@@ -11,12 +11,17 @@ CALL = Call(rollout_id="r1", claim_epoch=5, worker_id="w1", store_id="s1")
 AT = datetime(2026, 1, 2, 3, 4, 5, tzinfo=UTC)
 
 
-def written(request: bytes, response: bytes, response_bytes: int | None = None) -> dict[str, Any]:
-    record = Record(
+def record_of(
+    request: bytes,
+    response: bytes,
+    response_bytes: int | None = None,
+    path: str = "/v1/responses?a=b",
+) -> Record:
+    return Record(
         call=CALL,
         model_call_id="c1",
         method="POST",
-        path="/v1/responses?a=b",
+        path=path,
         started_at=AT,
         completed_at=AT,
         status=200,
@@ -25,7 +30,10 @@ def written(request: bytes, response: bytes, response_bytes: int | None = None) 
         response=response,
         response_bytes=len(response) if response_bytes is None else response_bytes,
     )
-    line = record.line()
+
+
+def written(request: bytes, response: bytes, response_bytes: int | None = None) -> dict[str, Any]:
+    line = record_of(request, response, response_bytes).line()
     assert b"\n" not in line
     fields: dict[str, Any] = json.loads(line)
     return fields
@@ -77,3 +85,20 @@ def test_f2_a_long_body_of_every_character_is_read_back() -> None:
 
     assert written(text.encode(), text.encode())["request_text"] == text
     assert written(text.encode(), text.encode())["response"] == text
+
+
+def test_f2_a_record_is_one_line_for_naive_readers_too() -> None:
+    """``str.splitlines`` ends a line at characters that JSON may hold as they are."""
+    ends = "".join(chr(code) for code in range(0x3000) if len(f"a{chr(code)}b".splitlines()) == 2)
+    assert {"\u0085", "\u2028", "\u2029"} < set(ends)
+    body = json.dumps({"a": f"é{ends}"}, ensure_ascii=False).encode()
+
+    line = record_of(body, ends.encode(), path="/v1/\x85").line()
+
+    (one,) = line.decode().splitlines()
+    fields = json.loads(one)
+    assert fields["request_text"].encode() == body
+    assert fields["request_sha256"] == hashlib.sha256(body).hexdigest()
+    assert fields["response"] == ends
+    assert fields["path"] == "/v1/\x85"
+    assert "é" in one

@@ -104,6 +104,23 @@ def test_required_properties_are_filled_by_their_type() -> None:
     }  # fmt: skip
 
 
+@pytest.mark.parametrize(
+    ("of_a", "value"),
+    [
+        ({"enum": [[[]], {"x": 1}, "y"]}, "y"),
+        ({"enum": [[[]]]}, "step 1"),
+        ({"type": "integer", "minimum": [[]]}, 1),
+        ({"type": {"x": 1}}, "step 1"),
+        ({"type": ["null", ["string"]]}, "step 1"),
+    ],
+)
+def test_nothing_nested_of_a_schema_is_said_again(of_a: Any, value: Any) -> None:
+    """What was just read may be nested too deeply to be written once more."""
+    asked = conversation(Dialect.RESPONSES, 0, ("t", schema(["a"], a=of_a)))
+
+    assert next_turn(Dialect.RESPONSES, asked, steps=1) == UseTool(name="t", arguments={"a": value})
+
+
 def test_tools_inside_the_input_are_found() -> None:
     extra = {"type": "additional_tools", "tools": [tool(Dialect.RESPONSES, *EXEC)]}
 

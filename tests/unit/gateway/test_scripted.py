@@ -2,6 +2,7 @@
 import asyncio
 import hashlib
 import json
+import threading
 from collections.abc import Iterator
 from typing import Any
 
@@ -9,7 +10,7 @@ import openai
 import pytest
 
 from rollout_router.gateway.app import create_app
-from rollout_router.gateway.model import Dialect, ModelRequest
+from rollout_router.gateway.model import INLINE_BYTES_MAX, Dialect, ModelAnswer, ModelRequest
 from rollout_router.gateway.scripted import Scripted
 from rollout_router.gateway.turn_end import Ending, TurnScanner
 
@@ -201,6 +202,28 @@ def test_a_model_name_that_no_encoding_can_write_is_answered(collect: Any) -> No
     status, _, body = answered(request(Dialect.CHAT, model="\ud800"), collect)
 
     assert (status, json.loads(body)["model"]) == (200, "\ud800")
+
+
+def test_h1_a_large_body_is_digested_outside_the_event_loop(
+    collect: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    answer = Scripted._answer
+
+    def watched(model: Scripted, asked: ModelRequest) -> ModelAnswer:
+        threads.append(threading.get_ident())
+        return answer(model, asked)
+
+    monkeypatch.setattr(Scripted, "_answer", watched)
+    small, large = (
+        answered(request(Dialect.CHAT, padding="x" * size), collect)
+        for size in (1, INLINE_BYTES_MAX)
+    )
+
+    assert (small[0], large[0]) == (200, 200)
+    here = threading.get_ident()
+    assert [thread == here for thread in threads] == [True, False]
 
 
 def test_models_are_listed(client: openai.OpenAI) -> None:

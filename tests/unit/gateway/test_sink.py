@@ -5,6 +5,7 @@ import stat
 import subprocess
 import sys
 import threading
+import time
 from pathlib import Path
 
 import pytest
@@ -79,6 +80,21 @@ def test_f1_a_raise_is_on_disk_before_it_returns(
     assert len(synchronised) == 2
     sink.append("r1", 7, b"{}")  # an append that raises the fence synchronises it too
     assert synchronised[2:] == ["r1.epoch", ".fence"]
+
+
+def test_f1_an_equal_epoch_is_raised_to_disk_too(
+    sink: CaptureSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Who wrote it may have died before its fsync, and then only memory knows of it."""
+    sink.raise_to("r1", 5)
+    synchronised: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: synchronised.append(Path(f"/proc/self/fd/{file}").readlink().name)
+    )
+
+    CaptureSink(sink.directory, store_id=STORE).raise_to("r1", 5)
+
+    assert synchronised == ["r1.epoch", ".fence"]
 
 
 def test_f1_an_equal_epoch_is_accepted_and_rollouts_do_not_meet(sink: CaptureSink) -> None:
@@ -169,6 +185,24 @@ def test_f1_the_wait_for_the_lock_has_a_bound(tmp_path: Path) -> None:
     sink.append("r2", 5, b"{}")  # another rollout's sink has a lock of its own
     os.close(holder)
     sink.append("r1", 5, b"{}")
+
+
+@pytest.mark.timeout(30)
+def test_f1_the_lock_is_tried_once_after_the_deadline(tmp_path: Path) -> None:
+    sink = CaptureSink(tmp_path, store_id=STORE, lock_timeout_s=600)
+    past_s = time.monotonic() - 1
+    sink.raise_to("r1", 5, deadline_s=past_s)
+    sink.append("r1", 5, b"{}", deadline_s=past_s)
+    holder = os.open(fence(sink), os.O_RDWR)
+    fcntl.flock(holder, fcntl.LOCK_EX)
+
+    with pytest.raises(SinkUnavailable, match="held its lock"):
+        sink.append("r1", 5, b"{}", deadline_s=past_s)
+    with pytest.raises(SinkUnavailable, match="held its lock"):
+        sink.raise_to("r1", 6, deadline_s=past_s)
+    os.close(holder)
+
+    assert (lines(sink), sink.highest("r1")) == ([b"{}"], 5)
 
 
 def test_an_unrouted_record_meets_no_fence(sink: CaptureSink) -> None:

@@ -4,7 +4,7 @@ import sys
 import pytest
 
 from rollout_router.gateway.turn_end import Ending
-from rollout_router.gateway.withholding import JSON_WHOLE_BYTES_MAX, Tail, withheld_of
+from rollout_router.gateway.withholding import JSON_WHOLE_BYTES_MAX, Tail, is_json, withheld_of
 
 EVENTS = b'data: {"a":1}\n\ndata: [DONE]\n\n'
 
@@ -71,6 +71,20 @@ def test_f2_a_buffered_stream_has_its_ending_too(events: bytes, ending: Ending |
 
     assert withheld.rest() == events
     assert withheld.ending is ending
+
+
+@pytest.mark.parametrize(
+    ("value", "said"),
+    [
+        (b"application/json", True),
+        (b"Application/Problem+JSON ; charset=utf-8", True),
+        (b"application/jsonl", False),
+        (b"text/event-stream", False),
+        (b"", False),
+    ],
+)
+def test_json_is_told_by_its_media_type(value: bytes, *, said: bool) -> None:
+    assert is_json(value) is said
 
 
 def test_an_empty_answer_is_empty() -> None:
