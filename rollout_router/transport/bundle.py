@@ -33,9 +33,14 @@ def build(path: Path) -> None:
     """Write the program to *path*, executable, by rename: a reader sees all of it or the old one.
 
     Raises:
-        OSError: the folder cannot be written; *path* is as it was.
+        OSError: the folder is missing or cannot be written, or *path* is a folder; the message says
+            which, and *path* is as it was.
     """
     archive = _archive()
+    if not path.parent.is_dir():
+        raise FileNotFoundError(f"there is no folder {path.parent}")
+    if path.is_dir():
+        raise IsADirectoryError(f"{path} is a folder: name a file in it")
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     temporary = Path(name)
     try:

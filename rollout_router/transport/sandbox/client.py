@@ -10,6 +10,7 @@ The caller sends what :meth:`Client.prepare` returns, gives the head of the answ
 synchronous and take a lock only for the state, so that threads and event loops can call them.
 """
 
+import contextlib
 import enum
 import json
 import threading
@@ -18,6 +19,7 @@ from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
 
 from rollout_router.transport.sandbox.bases import Base, RecentBases, closest
 from rollout_router.transport.sandbox.frame import encode_frame
+from rollout_router.transport.sandbox.origins import Link, Origin
 from rollout_router.transport.sandbox.wire import (
     CONTENT_TYPE,
     EMPTY_SHA256,
@@ -54,19 +56,8 @@ __all__ = [
 ]
 
 BASES_BYTES_MAX = 64 * 1024 * 1024  # a sandbox has one rollout: four bodies of several megabytes
-OFF_S_FIRST = 30.0
-OFF_S_MAX = 600.0
-RESYNCS_MAX = 3
 _ORIGINS_MAX = 256
 _TALLIES_MAX = 4_096
-
-
-class Link(enum.Enum):
-    """What is known of an origin."""
-
-    UNKNOWN = "unknown"  # send in full, and ask to keep
-    ON = "on"  # it said kept=: frames are understood
-    OFF = "off"  # send as if this module were not there, until the time is over
 
 
 class Sent(enum.Enum):
@@ -104,7 +95,7 @@ class Effect(enum.Enum):
     NOTHING = "nothing"
     LEARN = "on, base usable"
     PROVE = "on, base usable, counters start again"
-    FORGET = "bases of the rollout dropped; off at the third in a row"
+    FORGET = "if its base is held: bases of the rollout dropped, off at the third in a row"
     OFF = "off"
 
 
@@ -148,6 +139,7 @@ class Outgoing(NamedTuple):
     rollout: str
     target: Base  # the body that the harness wrote
     original: Headers  # the headers that it came with
+    base: Optional[str] = None  # sha256 hex of what a frame copies from
 
 
 class Deliver(NamedTuple):
@@ -175,14 +167,6 @@ class Tally(NamedTuple):
     bytes_sent: int  # what went over the wire, resends included
     bytes_full: int  # what the harness wrote
     resyncs: int
-
-
-class _Origin:
-    def __init__(self) -> None:
-        self.link = Link.UNKNOWN
-        self.off_until_s = 0.0
-        self.off_s = OFF_S_FIRST  # how long the next one lasts
-        self.resyncs = 0  # in a row: only a frame that was understood ends the row
 
 
 def is_eligible(method: str, headers: Headers) -> bool:
@@ -217,7 +201,8 @@ class Client:
         clock: monotonic seconds.
         bases_bytes_max: of all remembered bodies together.
         deflate: whether inserted bytes are compressed where that is shorter.
-        on_failure: told when a frame could not be made; the full body went instead (S5).
+        on_failure: told when a frame could not be made; the full body goes instead (S5), also
+            where telling fails. Must not block.
     """
 
     def __init__(
@@ -232,7 +217,7 @@ class Client:
         self._deflate = deflate
         self._on_failure = on_failure
         self._lock = threading.Lock()
-        self._origins: OrderedDict[str, _Origin] = OrderedDict()
+        self._origins: OrderedDict[str, Origin] = OrderedDict()
         self._bases = RecentBases(bytes_max=bases_bytes_max)
         self._tallies: OrderedDict[str, Tally] = OrderedDict()
 
@@ -255,13 +240,14 @@ class Client:
             bases = self._bases.of(origin, rollout)
         target = Base(sha256_hex(body), body)
         frame = self._frame(bases, headers, target) if link is Link.ON else None
+        base: Optional[str] = None
         if frame is not None:
-            sent, payload = Sent.FRAME, frame
+            sent, (base, payload) = Sent.FRAME, frame
         else:
             sent, payload = (Sent.PLAIN if link is Link.OFF else Sent.FULL), body
         self.tally(rollout, bytes_sent=len(payload), bytes_full=len(body))
         return _outgoing(
-            Outgoing(sent, headers, payload, origin, rollout, target, original=headers)
+            Outgoing(sent, headers, payload, origin, rollout, target, original=headers, base=base)
         )
 
     def settle(
@@ -302,43 +288,49 @@ class Client:
         with self._lock:
             return dict(self._tallies)
 
-    def _origin(self, name: str) -> _Origin:
-        origin = self._origins.pop(name, None) or _Origin()
+    def _origin(self, name: str) -> Origin:
+        origin = self._origins.pop(name, None) or Origin()
         self._origins[name] = origin
         if len(self._origins) > _ORIGINS_MAX:
             oldest, _ = self._origins.popitem(last=False)
             self._bases.forget_origin(oldest)
-        if origin.link is Link.OFF and self._clock() >= origin.off_until_s:
-            origin.link = Link.UNKNOWN
+        origin.pass_time(self._clock())
         return origin
 
     def _change(self, outgoing: Outgoing, effect: Effect) -> Link:
         origin = self._origin(outgoing.origin)
         if origin.link is Link.OFF:
             return origin.link  # what was under way when it went off changes nothing
+        name, rollout = outgoing.origin, outgoing.rollout
+        off = effect is Effect.OFF
         if effect in {Effect.LEARN, Effect.PROVE}:
-            origin.link = Link.ON
-            self._bases.add(outgoing.origin, outgoing.rollout, outgoing.target)
+            origin.turn_on()
+            self._bases.add(name, rollout, outgoing.target)
         if effect is Effect.PROVE:
-            origin.resyncs = 0
-            origin.off_s = OFF_S_FIRST
-        if effect is Effect.FORGET:
+            origin.prove(rollout)
+        if effect is Effect.FORGET and self._holds(outgoing):
             # An owner that lost one base has mostly lost all: the others would be refused too.
-            self._bases.forget(outgoing.origin, outgoing.rollout)
-            origin.resyncs += 1
-        if effect is Effect.OFF or origin.resyncs >= RESYNCS_MAX:
-            origin.link = Link.OFF
-            origin.off_until_s = self._clock() + origin.off_s
-            origin.off_s = min(2 * origin.off_s, OFF_S_MAX)
-            origin.resyncs = 0
-            self._bases.forget_origin(outgoing.origin)
+            # Parallel calls learn of the same loss; the first one that comes back counts for all.
+            self._bases.forget(name, rollout)
+            off = origin.count_resync(rollout)
+        if off:
+            origin.turn_off(self._clock())
+            self._bases.forget_origin(name)
         return origin.link
 
-    def _frame(self, bases: List[Base], headers: Headers, target: Base) -> Optional[bytes]:
+    def _holds(self, outgoing: Outgoing) -> bool:
+        """Whether the frame's base could still be used; the empty one always."""
+        held = self._bases.of(outgoing.origin, outgoing.rollout)
+        return outgoing.base in {EMPTY_SHA256, *(base.sha for base in held)}
+
+    def _frame(
+        self, bases: List[Base], headers: Headers, target: Base
+    ) -> Optional[Tuple[str, bytes]]:
+        """A frame and the digest of its base; None where the full body goes."""
         types = header_values(headers, "Content-Type")
         try:
             base = closest(bases, target.body) or Base(EMPTY_SHA256, b"")
-            return encode_frame(
+            frame = encode_frame(
                 base.sha,
                 target.body,
                 base.body,
@@ -348,8 +340,10 @@ class Client:
             )
         except Exception as error:  # noqa: BLE001 - S5: whatever fails here, the full body goes
             if self._on_failure is not None:
-                self._on_failure(error)
+                with contextlib.suppress(Exception):  # S5 holds for the telling as well
+                    self._on_failure(error)
             return None
+        return None if frame is None else (base.sha, frame)
 
     def _tally_resend(self, outgoing: Outgoing, *, resync: bool) -> None:
         with self._lock:

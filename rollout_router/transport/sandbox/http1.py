@@ -21,10 +21,12 @@ __all__ = [
     "chunk_size",
     "connection_options",
     "end_to_end",
+    "is_header_name",
     "parse_request",
     "parse_response",
     "request_framing",
     "response_framing",
+    "whole_chunks",
     "written_head",
 ]
 
@@ -33,10 +35,12 @@ _HEADERS_MAX = 256
 
 _NAME = r"[!#$%&'*+.^_`|~0-9A-Za-z-]+"
 _REQUEST_LINE = re.compile("(" + _NAME + r") ([!-~\x80-\xff]+) HTTP/1\.([01])")
+_HEADER_NAME = re.compile(_NAME)
 _STATUS_LINE = re.compile(r"HTTP/1\.([01]) ([1-9][0-9]{2})(?: ([\t\x20-\x7e\x80-\xff]*))?")
 _HEADER_LINE = re.compile("(" + _NAME + r"):[ \t]*([\t\x20-\x7e\x80-\xff]*)")
 _LENGTH = re.compile("[0-9]{1,15}")
-_CHUNK_LINE = re.compile(r"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_CHUNK_LINE = re.compile(rb"([0-9A-Fa-f]{1,15})[ \t]*(?:;[\t\x20-\x7e\x80-\xff]*)?")
+_CHUNK_START = re.compile(_CHUNK_LINE.pattern + rb"\r\n")
 
 _HOP_BY_HOP = {
     "connection",
@@ -174,16 +178,41 @@ def response_framing(method: str, response: Response) -> Framing:
     return _length_framing(lengths)
 
 
+def is_header_name(text: str) -> bool:
+    """Whether *text* can stand before the colon of a header line."""
+    return _HEADER_NAME.fullmatch(text) is not None
+
+
 def chunk_size(line: bytes) -> int:
     """The size that a chunk's first line gives; extensions are ignored.
 
     Raises:
         BadMessage: it is not one.
     """
-    match = _CHUNK_LINE.fullmatch(line.decode("latin-1"))
+    match = _CHUNK_LINE.fullmatch(line)
     if match is None:
         raise BadMessage("not the first line of a chunk")
     return int(match.group(1), 16)
+
+
+def whole_chunks(data: bytes, at: int) -> Tuple[bytes, int]:
+    """What the chunks hold that stand in *data* whole, from *at* on, and where they end.
+
+    It stops before the last chunk, one that is not there to its end, and one that is none: those
+    are for who reads piece by piece.
+    """
+    held = bytearray()
+    while True:
+        match = _CHUNK_START.match(data, at)
+        if match is None:
+            break
+        start = match.end()
+        end = start + int(match.group(1), 16)
+        if end == start or data[end : end + 2] != b"\r\n":
+            break
+        held += data[start:end]
+        at = end + 2
+    return bytes(held), at
 
 
 def connection_options(headers: Headers) -> List[str]:

@@ -2,7 +2,8 @@
 """Connections to the gateway, and the wait that notices when the harness goes away.
 
 S2: a connection belongs to one exchange from :meth:`Pool.acquire` to :meth:`Pool.release`; parallel
-exchanges have connections of their own. S4: idle ones are retired before the server would.
+exchanges have connections of their own. S4: idle ones are retired before the server would, by
+whoever calls :meth:`Pool.retire` when one is due.
 Proxy variables of the environment are not looked at.
 """
 
@@ -175,6 +176,7 @@ class Pool:
     Args:
         gateway: where to connect to.
         idle_s: how long an idle connection may be used again.
+        on_idle: told when a connection becomes the only idle one: :meth:`retire` has a new date.
         clock: monotonic seconds.
     """
 
@@ -183,10 +185,12 @@ class Pool:
         gateway: Gateway,
         *,
         idle_s: float = IDLE_S,
+        on_idle: Optional[Callable[[], None]] = None,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.gateway = gateway
         self._idle_s = idle_s
+        self._on_idle = on_idle
         self._clock = clock
         self._lock = threading.Lock()
         self._idle: List[Connection] = []
@@ -195,7 +199,7 @@ class Pool:
     def acquire(self) -> Optional[Connection]:
         """An idle connection that is still open, or None: then :meth:`connect`."""
         while True:
-            self._retire()
+            self.retire()
             with self._lock:
                 connection = self._idle.pop() if self._idle else None
             if connection is None or connection.is_quiet():
@@ -224,13 +228,15 @@ class Pool:
 
     def release(self, connection: Connection) -> None:
         """Give back a connection whose response is consumed."""
-        connection.idle_since_s = self._clock()
         with self._lock:
+            connection.idle_since_s = self._clock()
             self._idle.append(connection)
+            first = len(self._idle) == 1
             surplus = self._idle.pop(0) if len(self._idle) > _IDLE_MAX else None
         if surplus is not None:
             surplus.close()
-        self._retire()
+        if first and self._on_idle is not None:  # those that follow are due after it
+            self._on_idle()
 
     def close(self) -> None:
         """Close the idle connections."""
@@ -239,13 +245,17 @@ class Pool:
         for connection in idle:
             connection.close()
 
-    def _retire(self) -> None:
-        too_old_s = self._clock() - self._idle_s
+    def retire(self) -> Optional[float]:
+        """Close what has been idle for too long; seconds until the next is due, None if none is."""
+        now_s = self._clock()
         with self._lock:
-            old = [connection for connection in self._idle if connection.idle_since_s <= too_old_s]
-            self._idle = [connection for connection in self._idle if connection not in old]
+            # Released in this order, so the first is the oldest.
+            old = [held for held in self._idle if held.idle_since_s + self._idle_s <= now_s]
+            self._idle = self._idle[len(old) :]
+            due_s = self._idle[0].idle_since_s + self._idle_s if self._idle else None
         for connection in old:
             connection.close()
+        return None if due_s is None else due_s - now_s
 
     def _context(self) -> Any:
         with self._lock:

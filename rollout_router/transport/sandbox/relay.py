@@ -97,6 +97,7 @@ class Relay:
 
     def run(self, *, overloaded: bool = False) -> None:
         """Serve until the harness or an abort ends the connection."""
+        cut = ""
         try:
             if overloaded:
                 self._refuse(503, "overloaded", "Too many connections: close some.")
@@ -104,35 +105,40 @@ class Relay:
             while self._serve_one():
                 pass
         except Cut as error:
-            self._report(str(error))
+            cut = str(error)
         except (HarnessGone, OSError):
             pass  # the harness closed its connection, or what it was waiting for is gone with it
         finally:
             self._sock.close()
+        if cut:
+            self._report(cut)
 
     def _serve_one(self) -> bool:
         """One request; whether another may follow."""
+        method = ""
         try:
             head = self._reader.head()
             if head is None:
                 return False
             request = parse_request(head)
+            method = request.method
             framing = request_framing(request)
             return self._answer(request, framing)
         except BadMessage as error:
-            return self._refuse(error.status, "bad_request", f"This is not HTTP/1.1: {error}.")
+            message = f"This is not HTTP/1.1: {error}."
+            return self._refuse(error.status, "bad_request", message, method=method)
 
     def _answer(self, request: Request, framing: Framing) -> bool:
         upgrades = header_values(request.headers, "Upgrade")
         if any("websocket" in upgrade.lower() for upgrade in upgrades):
             message = "No websockets here: send plain HTTP requests."
-            return self._refuse(426, "upgrade_unsupported", message)
+            return self._refuse(426, "upgrade_unsupported", message, method=request.method)
         expects = header_values(request.headers, "Expect")
         if expects and framing.body is not Body.EMPTY and request.minor == 1:
             self._sock.sendall(b"HTTP/1.1 100 Continue\r\n\r\n")
         rollout, headers = self._outbound(request, framing)
         body = pieces(self._reader, framing)
-        start: List[bytes] = []
+        start = b""
         if (
             rollout is not None
             and self._options.deltas
@@ -142,8 +148,8 @@ class Relay:
         ):
             start, whole = _collected(body, self._options.body_bytes_max)
             if whole:
-                return self._call(request, headers, rollout, b"".join(start))
-        rest = itertools.chain(start, body)
+                return self._call(request, headers, rollout, start)
+        rest = itertools.chain([start] if start else [], body)
         return self._pass(request, framing, headers, rollout=rollout, body=rest)
 
     def _outbound(self, request: Request, framing: Framing) -> Tuple[Optional[str], Headers]:
@@ -281,11 +287,13 @@ class Relay:
     def _unreachable(self, request: Request, error: GatewayUnreachable, *, last: bool) -> bool:
         gateway = self._pool.gateway
         message = f"The gateway at {gateway.origin} cannot be reached: {error}. Nothing was sent."
-        self._report(message)
+        try:
+            self._say(502, "gateway_unreachable", message, method=request.method, last=last)
+        finally:
+            self._report(message)
         if last:
-            return self._refuse(502, "gateway_unreachable", message, method=request.method)
-        self._say(502, "gateway_unreachable", message, method=request.method, last=False)
-        return True
+            self._linger()
+        return not last
 
     def _say(self, status: int, code: str, message: str, *, method: str, last: bool) -> None:
         kind = "invalid_request_error" if status < 500 else "server_error"  # noqa: PLR2004 - 5xx
@@ -332,16 +340,14 @@ def _framed(piece: bytes, *, chunked: bool) -> List[bytes]:
     return [b"%x\r\n" % len(piece), piece, b"\r\n"] if chunked else [piece]
 
 
-def _collected(body: Iterator[bytes], bytes_max: int) -> Tuple[List[bytes], bool]:
-    """The body's pieces, and whether they are all of it; stops once there is too much."""
-    start: List[bytes] = []
-    size = 0
+def _collected(body: Iterator[bytes], bytes_max: int) -> Tuple[bytes, bool]:
+    """The body, or its beginning once there is too much; and whether it is all of it."""
+    start = bytearray()  # not the pieces: tiny ones would cost many times their bytes
     for piece in body:
-        start.append(piece)
-        size += len(piece)
-        if size > bytes_max:
-            return start, False
-    return start, True
+        start += piece
+        if len(start) > bytes_max:
+            return bytes(start), False
+    return bytes(start), True
 
 
 def _small_body(exchange: Exchange) -> Optional[bytes]:

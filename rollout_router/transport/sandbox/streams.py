@@ -5,6 +5,7 @@ R4: the end of a body is reported only where its framing says so; a stream that 
 raises :class:`Cut`, so that nobody takes a cut body for a whole one.
 """
 
+import re
 from typing import Callable, Iterator, Optional
 
 from rollout_router.transport.sandbox.http1 import (
@@ -13,6 +14,7 @@ from rollout_router.transport.sandbox.http1 import (
     Body,
     Framing,
     chunk_size,
+    whole_chunks,
 )
 
 __all__ = ["Cut", "Reader", "pieces"]
@@ -20,6 +22,8 @@ __all__ = ["Cut", "Reader", "pieces"]
 _RECV_BYTES = 262_144
 _LINE_BYTES_MAX = 8_192
 _TRAILER_LINES_MAX = 64
+_EMPTY_LINES = re.compile(rb"(?:\r\n)*")
+_BARE_FEED = re.compile(rb"(?<!\r)\n")
 
 
 class Cut(Exception):  # noqa: N818 - names what happened to the stream
@@ -50,13 +54,17 @@ class Reader:
 
         Raises:
             Cut: it ended inside the head.
-            BadMessage: the head is too long.
+            BadMessage: the head is too long, or has a line feed without its carriage return; that
+                is said at once, since the end of such a head may never come.
         """
         data = self._data[self._at :]
         self._data, self._at = b"", 0
         while True:
-            data = data.lstrip(b"\r\n")  # some clients send an empty line between requests
+            empty = _EMPTY_LINES.match(data)  # some clients send them between requests
+            data = data[empty.end() :] if empty else data
             end = data.find(b"\r\n\r\n", 0, HEAD_BYTES_MAX + 4)
+            if _BARE_FEED.search(data, 0, len(data) if end < 0 else end):
+                raise BadMessage("a line feed without its carriage return")
             if end >= 0:
                 self._data, self._at = data, end + 4
                 return data[:end]
@@ -93,14 +101,16 @@ class Reader:
 
         Raises:
             Cut: the stream ended inside the line.
-            BadMessage: the line is too long.
+            BadMessage: the line is too long, or ends with a line feed alone.
         """
         while True:
-            end = self._data.find(b"\r\n", self._at)
-            if end >= 0:
+            end = self._data.find(b"\n", self._at) + 1
+            if end:
                 line = self._data[self._at : end]
-                self._at = end + 2
-                return line
+                if not line.endswith(b"\r\n"):
+                    raise BadMessage("a line feed without its carriage return")
+                self._at = end
+                return line[:-2]
             if self.buffered > _LINE_BYTES_MAX:
                 raise BadMessage(f"a line over {_LINE_BYTES_MAX} bytes")
             more = self._recv(_RECV_BYTES)
@@ -108,6 +118,11 @@ class Reader:
                 raise Cut(f"{self._peer} closed its connection inside a line")
             self._data = self._data[self._at :] + more
             self._at = 0
+
+    def chunks(self) -> bytes:
+        """What the chunks hold that have come whole: many small ones cost little more than one."""
+        held, self._at = whole_chunks(self._data, self._at)
+        return held
 
     def _some(self, bytes_max: int) -> bytes:
         if not self.buffered:
@@ -146,6 +161,9 @@ def _by_length(reader: Reader, length: int) -> Iterator[bytes]:
 
 def _by_chunks(reader: Reader) -> Iterator[bytes]:
     while True:
+        held = reader.chunks()
+        if held:
+            yield held
         size = chunk_size(reader.line())
         if size == 0:
             break

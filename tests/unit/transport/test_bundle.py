@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from rollout_router.cli.shim import shim
 from rollout_router.transport.bundle import build
 from rollout_router.transport.sandbox import wire
 from rollout_router.transport.sandbox.frame import parse_frame, rebuild
@@ -172,3 +174,26 @@ def test_a_failed_build_leaves_nothing_behind(tmp_path: Path) -> None:
         build(tmp_path / "taken")
 
     assert [path.name for path in tmp_path.iterdir()] == ["taken"]
+
+
+@pytest.mark.parametrize(
+    ("file", "said"), [("missing/shim", "there is no folder"), (".", "is a folder")]
+)
+def test_a_build_to_where_it_cannot_go_says_so(file: str, said: str, tmp_path: Path) -> None:
+    path = tmp_path / file
+
+    result = CliRunner().invoke(shim, ["build", str(path)])
+
+    assert result.exit_code == 1
+    assert f"{path} was not written: " in result.output
+    assert said in result.output
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_build_says_what_it_wrote(tmp_path: Path) -> None:
+    path = tmp_path / "shim"
+
+    result = CliRunner().invoke(shim, ["build", str(path)])
+
+    assert (result.exit_code, path.is_file()) == (0, True)
+    assert f"wrote {path}" in result.output

@@ -2,6 +2,7 @@
 """A gateway that understands histories, answers what a test scripts, and remembers what it saw."""
 
 import http.client
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -195,18 +196,34 @@ def gateway() -> Iterator[FakeGateway]:
     server.server_close()
 
 
-@pytest.fixture
-def reports() -> list[str]:
-    """What the shim told its operator."""
-    return []
+class Said:
+    """What the shim told its operator, which may be after it answered."""
+
+    def __init__(self) -> None:
+        self._said: queue.SimpleQueue[str] = queue.SimpleQueue()
+
+    def say(self, message: str) -> None:
+        self._said.put(message)
+
+    def next(self) -> str:
+        return self._said.get(timeout=30)
+
+    @property
+    def is_empty(self) -> bool:
+        return self._said.empty()
 
 
 @pytest.fixture
-def start_shim(gateway: FakeGateway, reports: list[str]) -> Iterator[Callable[..., Shim]]:
+def reports() -> Said:
+    return Said()
+
+
+@pytest.fixture
+def start_shim(gateway: FakeGateway, reports: Said) -> Iterator[Callable[..., Shim]]:
     shims: list[Shim] = []
 
     def start(url: str | None = None, **settings: Any) -> Shim:
-        shim = Shim(url or gateway.url, report=reports.append, **settings)
+        shim = Shim(url or gateway.url, report=reports.say, **settings)
         shims.append(shim)
         shim.start()
         return shim

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
 import threading
+from typing import NoReturn
 
 import pytest
 
@@ -13,7 +14,6 @@ from rollout_router.transport.sandbox.client import (
     Decision,
     Deliver,
     Effect,
-    Link,
     Outgoing,
     ResendFull,
     Sent,
@@ -23,6 +23,7 @@ from rollout_router.transport.sandbox.client import (
     wants_body,
 )
 from rollout_router.transport.sandbox.frame import parse_frame, rebuild
+from rollout_router.transport.sandbox.origins import Link
 from rollout_router.transport.sandbox.wire import (
     CONTENT_TYPE,
     EMPTY_SHA256,
@@ -226,6 +227,80 @@ def test_s4_three_resyncs_in_a_row_turn_it_off(client: Client) -> None:
     assert client.link(ORIGIN) is Link.OFF
 
 
+def resync(client: Client, outgoing: Outgoing) -> Outgoing:
+    decision = client.settle(outgoing, 409, mark("resync"))
+    assert isinstance(decision, ResendFull)
+    return decision.outgoing
+
+
+def base_of(outgoing: Outgoing) -> str:
+    assert outgoing.sent is Sent.FRAME
+    return parse_frame(outgoing.payload, length_max=1 << 20).base
+
+
+def test_s4_one_loss_counts_once_however_many_calls_are_under_way(client: Client) -> None:
+    turn_on(client)
+    frames = [send(client, TWO + b"%d" % number) for number in range(5)]
+
+    resent = [resync(client, frame) for frame in frames]
+
+    assert [outgoing.sent for outgoing in resent] == [Sent.RESENT] * 5
+    assert client.link(ORIGIN) is Link.ON
+
+
+def test_s4_a_late_resync_leaves_what_the_new_owner_has_kept(client: Client) -> None:
+    turn_on(client)
+    first, second = send(client, TWO), send(client, TWO + b"2")
+    assert isinstance(client.settle(resync(client, first), 200, kept(TWO)), Deliver)
+
+    resync(client, second)
+
+    assert base_of(send(client, THREE)) == sha256_hex(TWO)
+
+
+def test_s4_a_row_is_the_rollouts_and_off_is_the_origins(client: Client) -> None:
+    rollouts = ["a", "b", "c", "d"]
+    for rollout in rollouts:
+        succeed(client, ONE, rollout)
+    for _ in range(2):  # two owners die, one after the other, each with all four rollouts
+        for rollout in rollouts:
+            client.settle(resync(client, send(client, TWO, rollout)), 200, kept(TWO))
+    assert client.link(ORIGIN) is Link.ON
+
+    resync(client, send(client, TWO, "a"))
+
+    assert client.link(ORIGIN) is Link.OFF
+
+
+def test_s4_a_frame_that_works_ends_its_own_rollouts_row_alone(client: Client) -> None:
+    turn_on(client)
+    succeed(client, ONE, "other")
+    for _ in range(2):
+        client.settle(resync(client, send(client, TWO)), 200, kept(TWO))
+    assert succeed(client, TWO, "other").sent is Sent.FRAME
+
+    assert resync(client, send(client, TWO)).sent is Sent.PLAIN
+
+
+def test_s4_a_resync_of_the_empty_base_always_counts(client: Client) -> None:
+    turn_on(client)
+    frames = [send(client, ONE, "new") for _ in range(3)]
+    assert {base_of(frame) for frame in frames} == {EMPTY_SHA256}
+
+    resent = [resync(client, frame).sent for frame in frames]
+
+    assert resent == [Sent.RESENT, Sent.RESENT, Sent.PLAIN]
+
+
+def test_s4_going_off_drops_the_bases_of_the_origin(client: Client, clock: Clock) -> None:
+    turn_on(client)
+    client.settle(send(client, TWO, "another"), 415, [])
+    clock.now_s += 30
+    succeed(client, ONE, "another")
+
+    assert base_of(send(client, TWO)) == EMPTY_SHA256
+
+
 def test_s4_a_frame_that_works_ends_the_row_of_resyncs(client: Client) -> None:
     turn_on(client)
     for _ in range(4):
@@ -387,6 +462,19 @@ def test_s5_where_no_frame_can_be_made_the_full_body_goes(
 
     assert (outgoing.sent, outgoing.payload) == (Sent.FULL, TWO)
     assert [type(failure) for failure in failures] == [MemoryError]
+
+
+def test_s5_where_telling_of_it_fails_the_full_body_goes_as_well(
+    clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object, **__: object) -> NoReturn:
+        raise BrokenPipeError
+
+    client = Client(clock=clock, on_failure=fail)
+    turn_on(client)
+    monkeypatch.setattr(client_module, "encode_frame", fail)
+
+    assert send(client, TWO).payload == TWO
 
 
 def test_d3_a_body_that_no_frame_makes_shorter_goes_in_full(client: Client) -> None:

@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import json
 import random
+import sys
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_router.transport.sandbox import delta as delta_module
 from rollout_router.transport.sandbox.delta import (
     Op,
     apply,
@@ -120,3 +122,52 @@ def test_nothing_in_common_is_one_insert() -> None:
 def test_d2_operations_outside_what_is_there_are_refused(ops: list[Op], inserted: bytes) -> None:
     with pytest.raises(ValueError, match="bytes"):
         apply(b"abc", ops, inserted)
+
+
+class Scanned(bytes):
+    """Counts the bytes that are read to find something in it."""
+
+    bytes_scanned = 0
+
+    def find(self, sub: object, start: object = 0, end: object = sys.maxsize) -> int:
+        assert isinstance(sub, bytes)
+        assert isinstance(start, int)
+        assert isinstance(end, int)
+        found = super().find(sub, start, end)
+        self.bytes_scanned += (found if found >= 0 else min(end, len(self))) - start
+        return found
+
+
+def scattered() -> tuple[Scanned, Scanned]:
+    """What they share stands so far apart that each step reads long stretches of both in vain."""
+    source = random.Random(1)  # noqa: S311 - test data
+    shared = [source.randbytes(32) for _ in range(30)]
+    base = b"".join(source.randbytes(70_000) + run for run in shared)
+    return Scanned(base), Scanned(b"".join(source.randbytes(8_192) + run for run in shared))
+
+
+@pytest.mark.parametrize("scan_bytes_max", [100_000, 1 << 30])
+def test_d1_the_search_reads_no_more_than_its_budget(
+    monkeypatch: pytest.MonkeyPatch, scan_bytes_max: int
+) -> None:
+    monkeypatch.setattr(delta_module, "_SCAN_BYTES_MAX", scan_bytes_max)
+    base, target = scattered()
+
+    delta = encode(base, target)
+
+    one_more = max(len(base), len(target))  # the scan that used it up runs to its end
+    budget = min(scan_bytes_max, 4 * (len(base) + len(target)) + 65_536)
+    assert 0 < base.bytes_scanned + target.bytes_scanned <= budget + one_more
+    assert apply(base, *delta) == target
+
+
+def test_d1_the_number_of_operations_is_bounded() -> None:
+    source = random.Random(2)  # noqa: S311 - test data
+    items = [source.randbytes(100) for _ in range(3_000)]
+    base = b"".join(items)
+    target = b"".join(b"%b%d" % (item, number) for number, item in enumerate(items))
+
+    delta = encode(base, target)
+
+    assert 1_024 <= len(delta.ops) <= 1_024 + 3  # one step more, what is left, and the tail
+    assert apply(base, *delta) == target

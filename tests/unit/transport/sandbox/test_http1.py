@@ -7,10 +7,12 @@ from rollout_router.transport.sandbox.http1 import (
     Framing,
     chunk_size,
     end_to_end,
+    is_header_name,
     parse_request,
     parse_response,
     request_framing,
     response_framing,
+    whole_chunks,
     written_head,
 )
 
@@ -135,3 +137,25 @@ def test_a_chunk_says_its_size(line: bytes, size: int) -> None:
 def test_a_chunk_without_a_size_is_refused(line: bytes) -> None:
     with pytest.raises(BadMessage):
         chunk_size(line)
+
+
+@pytest.mark.parametrize(
+    ("data", "held", "end"),
+    [
+        pytest.param(b"", b"", 0, id="nothing"),
+        pytest.param(b"2\r\nab\r\n3;x=y\r\ncde\r\n4\r\nfg", b"abcde", 19, id="a part"),
+        pytest.param(b"2\r\nab\r\n1\r", b"ab", 7, id="a part of a size"),
+        pytest.param(b"2\r\nab\r\n0\r\n\r\n", b"ab", 7, id="the last chunk"),
+        pytest.param(b"2\r\nab\r\n2\r\nabc\r\n", b"ab", 7, id="longer than its size"),
+        pytest.param(b"2\r\nab\r\nx\r\n", b"ab", 7, id="no size"),
+        pytest.param(b"2\nab\r\n", b"", 0, id="a bare line feed"),
+    ],
+)
+def test_whole_chunks_end_where_a_reader_has_to_look(data: bytes, held: bytes, end: int) -> None:
+    assert whole_chunks(data, 0) == (held, end)
+    assert whole_chunks(b"12345" + data, 5) == (held, 5 + end)
+
+
+@pytest.mark.parametrize(("name", "is_one"), [("X-Run", True), ("", False), ("X é", False)])
+def test_a_header_name_is_a_token(name: str, *, is_one: bool) -> None:
+    assert is_header_name(name) is is_one

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import signal
@@ -109,6 +110,75 @@ def test_statistics_are_written_on_sigusr1_and_at_the_end(
     assert [path.name for path in tmp_path.iterdir()] == [file.name]
 
 
+def test_statistics_that_cannot_be_written_are_said_and_end_nothing_early(
+    start: Start, gateway: FakeGateway, harness: Harness, tmp_path: Path
+) -> None:
+    file = tmp_path / "missing" / "statistics.json"
+    process = start("--gateway", gateway.url, "--statistics-file", str(file))
+    port = ready(process)["port"]
+
+    process.send_signal(signal.SIGUSR1)
+    assert process.stderr is not None
+    said = process.stderr.readline()
+    assert said.startswith(f"rollout-router shim: statistics could not be written to {file}:")
+    assert type(harness)(port).post(BODY)[0] == 200
+    process.terminate()
+
+    assert ended(process) == (1, said)
+
+
+def test_a_file_that_cannot_be_replaced_leaves_nothing_behind(
+    start: Start, gateway: FakeGateway, tmp_path: Path
+) -> None:
+    process = start("--gateway", gateway.url, "--ready-file", "/")
+    assert ended(process)[0] == 1
+
+    (tmp_path / "folder").mkdir()
+    process = start("--gateway", gateway.url, "--statistics-file", str(tmp_path / "folder"))
+    ready(process)
+    process.terminate()
+
+    assert ended(process)[0] == 1
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def refused_calls(harness: Harness, number: int) -> None:
+    """Each is reported, and the next one on the same connection has to wait for that."""
+    connection = harness.connect()
+    for _ in range(number):
+        connection.request("POST", "/v1/x", BODY)
+        response = connection.getresponse()
+        assert (response.status, bool(response.read())) == (502, True)
+        assert not response.will_close
+    connection.close()
+
+
+def test_s5_a_standard_error_that_nobody_reads_holds_up_no_call_and_no_end(
+    start: Start, harness: Harness
+) -> None:
+    process = start("--gateway", "http://127.0.0.1:1")
+    assert process.stderr is not None
+    fcntl.fcntl(process.stderr, fcntl.F_SETPIPE_SZ, 4_096)
+    port = ready(process)["port"]
+
+    refused_calls(type(harness)(port), 100)  # over 10 KB of reports
+    process.terminate()
+
+    assert process.wait(WAIT_S) == 0
+
+
+def test_s5_a_standard_error_that_is_closed_costs_no_call(start: Start, harness: Harness) -> None:
+    process = start("--gateway", "http://127.0.0.1:1")
+    port = ready(process)["port"]
+    assert process.stderr is not None
+    process.stderr.close()
+
+    refused_calls(type(harness)(port), 3)
+    process.terminate()
+
+    assert process.wait(WAIT_S) == 0
+
+
 def test_it_ends_with_standard_input_and_has_written_the_ready_file(
     start: Start, gateway: FakeGateway, tmp_path: Path
 ) -> None:
@@ -175,7 +245,17 @@ def test_flags_have_twins_in_the_environment(
     [
         pytest.param([], "--gateway is required", id="no gateway"),
         pytest.param(["--gateway", "h:80"], "not a gateway URL", id="no URL"),
-        pytest.param(["--gateway", "http://h", "--port", "x"], "--port", id="no port"),
+        pytest.param(["--gateway", "http://h", "--port", "x"], "--port", id="no number"),
+        pytest.param(["--gateway", "http://h", "--port", "99999"], "not a port", id="no port"),
+        pytest.param(["--gateway", "http://h", "--port", "-1"], "not a port", id="below"),
+        pytest.param(
+            ["--gateway", "http://h", "--parent-pid", "99999999999"], "process", id="no pid"
+        ),
+        pytest.param(["--gateway", "http://h", "--parent-pid", "0"], "process", id="a group"),
+        pytest.param(["--gateway", "http://h", "--bases-bytes", "-1"], "bytes", id="no size"),
+        pytest.param(
+            ["--gateway", "http://h", "--rollout-header", "X é"], "name of a header", id="no header"
+        ),
         pytest.param(["--gateway", "http://h", "--rollout", "a b"], "not a rollout id", id="no id"),
     ],
 )
@@ -190,12 +270,12 @@ def test_wrong_usage_exits_with_2(
 
 
 def test_a_port_that_is_taken_is_said(
-    gateway: FakeGateway, capsys: pytest.CaptureFixture[str]
+    gateway: FakeGateway, capfd: pytest.CaptureFixture[str]
 ) -> None:
     port = str(gateway.server_address[1])
 
     assert main(["--gateway", gateway.url, "--port", port]) == 1
-    assert "cannot start" in capsys.readouterr().err
+    assert "cannot start" in capfd.readouterr().err
 
 
 def test_the_package_runs_as_a_module() -> None:

@@ -96,6 +96,45 @@ def test_s4_an_idle_connection_is_used_again_until_its_time_is_over(
     peer.close()
 
 
+def test_s4_idle_connections_are_retired_by_time_alone(
+    pool: Pool, clock: Clock, listener: socket.socket
+) -> None:
+    first, second = pool.connect(), pool.connect()
+    peers = [listener.accept()[0] for _ in range(2)]
+    assert pool.retire() is None
+    pool.release(first)
+    clock.now_s = 1.0
+    pool.release(second)
+
+    assert pool.retire() == 3.0
+    clock.now_s = 4.0
+    assert pool.retire() == 1.0
+    assert peers[0].recv(1) == b""
+    clock.now_s = 5.0
+    assert pool.retire() is None
+    assert peers[1].recv(1) == b""
+    for peer in peers:
+        peer.close()
+
+
+def test_s4_whoever_retires_is_told_of_a_new_date(listener: socket.socket) -> None:
+    dates: list[float | None] = []
+    port = listener.getsockname()[1]
+    pool = Pool(parse_gateway(f"http://127.0.0.1:{port}"), on_idle=lambda: dates.append(0.0))
+    first, second = pool.connect(), pool.connect()
+
+    pool.release(first)
+    pool.release(second)  # due after the first
+    assert len(dates) == 1
+    assert pool.acquire() is second
+    assert pool.acquire() is first
+    pool.release(first)
+
+    assert len(dates) == 2
+    second.close()
+    pool.close()
+
+
 def test_s3_a_connection_that_the_server_closed_is_not_used(
     pool: Pool, listener: socket.socket
 ) -> None:

@@ -12,17 +12,19 @@ import ssl
 import struct
 import subprocess
 import threading
+import tracemalloc
 from typing import TYPE_CHECKING
 
 import pytest
 
 from rollout_router.transport.sandbox import wire
+from rollout_router.transport.sandbox.relay import _collected
 
 if TYPE_CHECKING:
     from collections.abc import Callable
     from pathlib import Path
 
-    from unit.transport.sandbox.conftest import FakeGateway, Handler, Harness, Received
+    from unit.transport.sandbox.conftest import FakeGateway, Handler, Harness, Received, Said
 
     from rollout_router.transport.sandbox.shim import Shim
 
@@ -189,6 +191,20 @@ def test_s4_chunks_within_the_cap_are_collected_and_over_it_streamed(
     connection.close()
 
 
+def test_s4_a_body_of_small_pieces_takes_no_more_memory_than_a_whole_one() -> None:
+    size = 1 << 17
+    pieces = (b"%c%c" % (number & 127, number >> 8 & 127) for number in range(size // 2))
+    tracemalloc.start()
+    try:
+        body, whole = _collected(pieces, size)
+        _, peak_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+
+    assert (len(body), whole) == (size, True)
+    assert peak_bytes < 3 * size
+
+
 def test_s4_expect_is_answered_here(harness: Harness, gateway: FakeGateway) -> None:
     head = f"POST {ROLLOUT} HTTP/1.1\r\nExpect: 100-continue\r\nContent-Length: 2\r\n"
     sock = raw(harness, (head + "Connection: close\r\n\r\n").encode())
@@ -315,18 +331,18 @@ def test_r4_a_cut_answer_that_would_end_with_the_connection_is_reset(
     ],
 )
 def test_r4_what_is_no_answer_ends_the_harness_connection(
-    harness: Harness, gateway: FakeGateway, reports: list[str], answer: bytes
+    harness: Harness, gateway: FakeGateway, reports: Said, answer: bytes
 ) -> None:
     gateway.scripts.append(write(answer))
 
     with pytest.raises(http.client.RemoteDisconnected):
         harness.post(b"{}")
 
-    assert reports[0].startswith("the gateway")
+    assert reports.next().startswith("the gateway")
 
 
 def test_r4_a_reset_within_an_answer_cuts_it(
-    harness: Harness, gateway: FakeGateway, reports: list[str]
+    harness: Harness, gateway: FakeGateway, reports: Said
 ) -> None:
     def reset(handler: Handler, _: Received) -> None:
         handler.begin_stream()
@@ -340,8 +356,8 @@ def test_r4_a_reset_within_an_answer_cuts_it(
     with pytest.raises((http.client.IncompleteRead, ConnectionError)):
         harness.post(b"{}")
 
-    assert len(reports) == 1
-    assert reports[0].startswith("the gateway")
+    assert reports.next().startswith("the gateway")
+    assert reports.is_empty
 
 
 def test_when_the_harness_goes_away_so_does_the_request(
@@ -467,6 +483,7 @@ def test_a_websocket_is_told_to_come_back_with_http(harness: Harness, gateway: F
             id="no chunk, streamed",
         ),
         pytest.param(b"GET / HTTP/1.1\r\nA : 1\r\n\r\n", id="space before the colon"),
+        pytest.param(b"GET / HTTP/1.1\nHost: a\n\n", id="bare line feeds"),
     ],
 )
 def test_a_request_that_can_be_read_in_two_ways_is_refused(
@@ -494,6 +511,56 @@ def test_a_gateway_that_refuses_is_said_to_the_harness(
         assert (response.status, error["code"]) == (502, "gateway_unreachable")
         assert str(port) in error["message"]
     connection.close()
+
+
+@pytest.mark.parametrize(
+    ("head", "status"),
+    [
+        (b"Connection: close\r\n", 502),
+        (b"", 502),
+        (b"Upgrade: websocket\r\n", 426),
+        (b"Content-Length: 1\r\nTransfer-Encoding: chunked\r\n", 400),
+    ],
+)
+def test_a_head_that_is_refused_gets_no_body(
+    start_shim: Callable[..., Shim], harness: Harness, head: bytes, status: int
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    shim = start_shim(f"http://127.0.0.1:{port}")
+    sock = raw(type(harness)(shim.port), b"HEAD / HTTP/1.1\r\n" + head + b"\r\n")
+    sock.shutdown(socket.SHUT_WR)
+
+    answer = read_all(sock)
+
+    assert answer.startswith(b"HTTP/1.1 %d " % status)
+    assert answer.partition(b"\r\n\r\n")[2] == b""
+
+
+def test_a_report_comes_after_the_answer(
+    start_shim: Callable[..., Shim],
+    harness: Harness,
+    reports: Said,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    answered = threading.Event()
+    waits: list[bool] = []
+    real = reports.say
+
+    def say(message: str) -> None:
+        waits.append(answered.wait(WAIT_S))  # as a writer that is held up would
+        real(message)
+
+    monkeypatch.setattr(reports, "say", say)
+    plain = type(harness)(start_shim(f"http://127.0.0.1:{port}").port)
+
+    assert plain.post(b"{}")[0] == 502
+
+    answered.set()
+    assert str(port) in reports.next()
+    assert waits == [True]
 
 
 def test_proxy_settings_of_the_environment_are_not_looked_at(

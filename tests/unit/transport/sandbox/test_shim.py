@@ -9,13 +9,15 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rollout_router.transport.sandbox import client as client_module
+from rollout_router.transport.sandbox import shim as shim_module
 from rollout_router.transport.sandbox import wire
 from rollout_router.transport.sandbox.shim import Shim
 
 if TYPE_CHECKING:
+    import socket
     from collections.abc import Callable
 
-    from unit.transport.sandbox.conftest import FakeGateway, Handler, Harness, Received
+    from unit.transport.sandbox.conftest import FakeGateway, Handler, Harness, Received, Said
 
 WAIT_S = 30.0
 ONE = b'{"messages":["' + b"the first turn " * 40 + b'"]}'
@@ -63,7 +65,7 @@ def test_s1_the_harness_never_sees_a_resync(harness: Harness, gateway: FakeGatew
 
 
 def test_s1_a_gateway_that_only_resyncs_is_cut_off(
-    harness: Harness, gateway: FakeGateway, reports: list[str]
+    harness: Harness, gateway: FakeGateway, reports: Said
 ) -> None:
     say(harness, ONE)
     gateway.scripts += [answer_with(409, Rollout_History=wire.RESYNC)] * 2
@@ -72,7 +74,7 @@ def test_s1_a_gateway_that_only_resyncs_is_cut_off(
         harness.post(TWO)
 
     assert kinds(gateway) == ["keep", "frame", "keep"]
-    assert "rollout r1" in reports[0]
+    assert "rollout r1" in reports.next()
 
 
 def test_s1_an_unmarked_409_is_the_applications_own(harness: Harness, gateway: FakeGateway) -> None:
@@ -126,6 +128,18 @@ def test_s2_a_stream_gives_its_connection_back(harness: Harness, gateway: FakeGa
     assert say(harness, ONE) == (200, b"data: 1\n\n")
     assert say(harness, ONE) == (200, b"data: 1\n\n")
     assert gateway.connections == 1
+
+
+def test_s4_an_idle_connection_is_closed_by_time_alone(
+    start_shim: Callable[..., Shim], gateway: FakeGateway, harness: Harness
+) -> None:
+    quick = type(harness)(start_shim(idle_s=0.01).port)
+
+    for _ in range(2):  # the acceptor sleeps without a date in between
+        say(quick, ONE)
+        assert gateway.closed.acquire(timeout=WAIT_S)
+
+    assert gateway.connections == 2
 
 
 def test_s3_a_kept_connection_that_was_closed_is_replaced(
@@ -244,7 +258,7 @@ def test_s4_bases_of_one_rollout_are_not_used_for_another(
 def test_s5_a_failing_encoder_is_never_noticed_by_the_harness(
     harness: Harness,
     gateway: FakeGateway,
-    reports: list[str],
+    reports: Said,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def fail(*_: object, **__: object) -> bytes:
@@ -255,7 +269,7 @@ def test_s5_a_failing_encoder_is_never_noticed_by_the_harness(
 
     assert say(harness, TWO) == OK
     assert kinds(gateway) == ["keep", "keep"]
-    assert "broken" in reports[0]
+    assert "broken" in reports.next()
 
 
 def test_deltas_can_be_switched_off(
@@ -337,11 +351,75 @@ def test_statistics_count_request_bodies(
     }
 
 
+def test_a_connection_beyond_the_bound_is_told_so(
+    harness: Harness, gateway: FakeGateway, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(shim_module, "_CONNECTIONS_MAX", 2)
+    held = [harness.connect() for _ in range(2)]
+    for connection in held:
+        connection.request("GET", "/v1/models")
+        assert connection.getresponse().read() == b'{"ok":1}'
+
+    status, headers, body = harness.post(ONE)
+
+    assert (status, headers["Connection"]) == (503, "close")
+    assert b'"overloaded"' in body
+    assert len(gateway.received) == 2
+    for connection in held:
+        connection.close()
+
+
+@pytest.mark.parametrize("error", [RuntimeError("can't start new thread"), OSError(11, "again")])
+def test_s5_where_no_thread_can_start_the_connection_ends_and_the_next_one_is_served(
+    harness: Harness, reports: Said, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    errors = [error, error]
+    start = threading.Thread.start
+
+    def fail_for_a_while(thread: threading.Thread) -> None:
+        if thread.name == "harness" and errors:
+            raise errors.pop()
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", fail_for_a_while)
+
+    for _ in range(2):
+        with pytest.raises(ConnectionError):
+            harness.post(ONE)
+        assert str(error) in reports.next()
+
+    assert say(harness, ONE) == OK
+
+
+def test_a_pause_in_accepting_does_not_hold_up_the_end(
+    start_shim: Callable[..., Shim],
+    reports: Said,
+    harness: Harness,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: Shim, sock: socket.socket) -> None:
+        sock.close()
+        raise RuntimeError("no thread")
+
+    monkeypatch.setattr(Shim, "_serve", fail)
+    monkeypatch.setattr(shim_module, "_ACCEPT_AGAIN_MS", 3_600_000)
+    shim = start_shim()
+    with pytest.raises(ConnectionError):
+        type(harness)(shim.port).post(ONE)
+    assert "no thread" in reports.next()
+
+    shim.stop()
+
+
 def test_a_settings_that_names_no_rollout_or_gateway_is_refused() -> None:
     with pytest.raises(ValueError, match="rollout id"):
-        Shim("http://h", rollout="a b")
+        Shim("http://h", report=print, rollout="a b")
+    with pytest.raises(ValueError, match="not a port"):
+        Shim("http://h", report=print, port=65_536)
+    with pytest.raises(ValueError, match="name of a header"):
+        Shim("http://h", report=print, rollout_header="X é")
     with pytest.raises(ValueError, match="gateway URL"):
-        Shim("h")
+        Shim("h", report=print)
 
 
 def test_stop_ends_what_is_under_way(

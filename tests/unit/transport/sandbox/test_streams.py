@@ -29,6 +29,7 @@ def split(data: bytes, cuts: list[int]) -> list[bytes]:
     return [data[a:b] for a, b in itertools.pairwise(edges) if a < b]
 
 
+CHUNKS = Framing(Body.CHUNKED)
 CHUNKED = b"5;x=y\r\nhello\r\n1\r\n!\r\n0\r\nTrailer: 1\r\n\r\n"
 
 
@@ -74,6 +75,42 @@ def test_r4_a_head_that_ends_early_is_cut() -> None:
 def test_bad_chunks_are_refused(stream: bytes) -> None:
     with pytest.raises(BadMessage):
         list(pieces(reader_of(stream), Framing(Body.CHUNKED)))
+
+
+def endless(data: bytes) -> Reader:
+    """A stream that gives these bytes, and where a second read would wait for ever."""
+    left = [data]
+    return Reader(lambda _: left.pop(), peer="the peer")
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"GET / HTTP/1.1\nHost: a\n\n",
+        b"GET / HTTP/1.1\r\nHost: a\nB: c",
+        b"GET / HTTP/1.1\r\nHost: a\n\r\n\r\n",
+        b"\nGET / HTTP/1.1\r\n\r\n",
+        b"\r\n\nG",
+    ],
+)
+def test_a_bare_line_feed_in_a_head_is_refused_at_once(data: bytes) -> None:
+    with pytest.raises(BadMessage, match="line feed"):
+        endless(data).head()
+
+
+def test_a_bare_line_feed_in_the_line_of_a_chunk_is_refused_at_once() -> None:
+    with pytest.raises(BadMessage, match="line feed"):
+        next(pieces(endless(b"3\nabc"), Framing(Body.CHUNKED)))
+
+
+def test_a_line_feed_may_come_after_its_carriage_return() -> None:
+    assert reader_of(b"\r", b"\nfirst\r", b"\nA: 1\r\n\r", b"\n").head() == b"first\r\nA: 1"
+
+
+def test_small_chunks_that_have_come_are_one_piece() -> None:
+    body = pieces(reader_of(b"2\r\nab\r\n" * 10_000 + b"5\r\ncd", b"efg\r\n0\r\n\r\n"), CHUNKS)
+
+    assert list(body) == [b"ab", b"ab" * 9_999, b"cd", b"efg"]
 
 
 def test_a_head_over_the_limit_is_refused() -> None:
