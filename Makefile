@@ -20,10 +20,10 @@ demo: setup
 	$(BIN)/rollout-router demo $(ARGS)
 
 test: setup
-	$(BIN)/pytest -n 2 -m "not long" $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m "not long" $(ARGS)
 
 test-long: setup
-	$(BIN)/pytest -n 2 -m long --timeout 1200 $(ARGS)
+	$(BIN)/pytest -n 2 --dist worksteal -m long --timeout 1200 $(ARGS)
 
 lint: setup
 	$(BIN)/ruff check
