@@ -25,6 +25,7 @@ __all__ = [
     "Reread",
     "Serve",
     "TakeOver",
+    "admission_closed",
     "after_connect_failure",
     "route_hop",
     "route_public",
@@ -104,7 +105,7 @@ def route_public(
     if held_epoch is None and claim is not None and claim.owner.nonce != me:
         return Forward(claim) if claim.kind == "rollout" else _of_another_kind(claim)
     if not gate.open:
-        return _closed(gate)
+        return admission_closed(gate)
     # A claim in our own name that memory does not hold is taken again, higher (C2).
     return Acquire() if held_epoch is None else Serve()
 
@@ -126,7 +127,7 @@ def route_session(
         tombstone_s: how long a lost session says 410.
     """
     if claim is None:
-        return Acquire() if gate.open else _closed(gate)
+        return Acquire() if gate.open else admission_closed(gate)
     if claim.kind != "session":
         return _of_another_kind(claim)
     if claim.state == "lost":
@@ -144,7 +145,7 @@ def route_hop(*, held_epoch: int | None, expected_epoch: int, gate: Gate) -> Ser
         return Refuse(
             "claim_moved", f"expected claim epoch {expected_epoch}, this worker holds {held}"
         )
-    return Serve() if gate.open else _closed(gate)
+    return Serve() if gate.open else admission_closed(gate)
 
 
 def after_connect_failure(
@@ -165,7 +166,7 @@ def after_connect_failure(
         case Verdict.DEAD if before.kind == "session":
             return Bury()
         case Verdict.DEAD:
-            return TakeOver() if gate.open else _closed(gate)
+            return TakeOver() if gate.open else admission_closed(gate)
         case Verdict.ALIVE | Verdict.UNKNOWN:
             return Refuse(
                 "owner_unreachable",
@@ -183,5 +184,6 @@ def _of_another_kind(claim: Claim) -> Refuse:
     )
 
 
-def _closed(gate: Gate) -> Refuse:
+def admission_closed(gate: Gate) -> Refuse:
+    """What a closed gate answers, wherever a request meets it (R6)."""
     return Refuse("admission_closed", f"admission was closed by {gate.by}: {gate.why}")

@@ -22,6 +22,7 @@ from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.history import CallHandle
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
+from rollout_router.routing.decision import admission_closed
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.headers import Headers
 from rollout_router.routing.making import CLOSE_KEY, AnswerWatch
@@ -59,9 +60,10 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     headers: Headers = list(exchange.scope["headers"])
     body = await client.read_body(bytes_max=settings.body_bytes_max, claim=claim)
     if not (gate := worker.admission.gate).open:  # it was closed while the body came (R6)
+        closed = admission_closed(gate)
         raise Refusal(
-            "admission_closed",
-            f"rollout {claim.rollout_id}: admission was closed by {gate.by}: {gate.why}",
+            closed.code,
+            f"rollout {claim.rollout_id}: {closed.message}",
             rollout_id=claim.rollout_id,
             claim_epoch=claim.claim_epoch,
         )
