@@ -32,7 +32,8 @@ from rollout_router.claims.record import (
     stripe_of,
     valid_rollout_id,
 )
-from rollout_router.claims.sweeper import Swept, damage, repair, sweep
+from rollout_router.claims.repair import damage, repair
+from rollout_router.claims.sweeper import Swept, sweep
 from rollout_router.claims.verdict import Judgement, ProofOfDeath, Verdict
 
 __all__ = [
