@@ -33,7 +33,7 @@ from rollout_router.claims.record import (
     valid_rollout_id,
 )
 from rollout_router.claims.repair import damage, repair
-from rollout_router.claims.sweeper import Swept, sweep
+from rollout_router.claims.sweeper import Swept, dead_owners, sweep, sweep_alone
 from rollout_router.claims.verdict import Judgement, ProofOfDeath, Verdict
 
 __all__ = [
@@ -63,11 +63,13 @@ __all__ = [
     "Verdict",
     "check_access",
     "damage",
+    "dead_owners",
     "new_nonce",
     "read_gate",
     "repair",
     "stripe_of",
     "sweep",
+    "sweep_alone",
     "valid_rollout_id",
     "write_gate",
 ]

@@ -6,15 +6,18 @@ something, and letting requests in cannot be undone. An operator's closed gate s
 """
 
 import os
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from rollout_router.claims.disk import publish, read_capped
 from rollout_router.claims.errors import StoreUnavailable, errno_name
+from rollout_router.claims.locks import StripeLocks
 from rollout_router.claims.record import Malformed, open_envelope, seal_envelope
 
-__all__ = ["WHY_LENGTH_MAX", "Gate", "read_gate", "write_gate"]
+__all__ = ["WHY_LENGTH_MAX", "Gate", "read_gate", "write_gate", "writing_gate"]
 
 WHY_LENGTH_MAX: Final = 300
 """Characters in which a gate says why; of 12 bytes each when escaped, below the 4 KiB of a file."""
@@ -47,7 +50,7 @@ def read_gate(state_dir: Path) -> Gate:
 
 
 def write_gate(state_dir: Path, gate: Gate) -> None:
-    """Replace the gate file durably.
+    """Replace the gate file of a store durably.
 
     Raises:
         ValueError: *why* is longer than :data:`WHY_LENGTH_MAX`, or a long *by* makes the file
@@ -61,9 +64,21 @@ def write_gate(state_dir: Path, gate: Gate) -> None:
         )
     raw = seal_envelope({"open": gate.open, "by": gate.by, "why": gate.why})
     try:
-        publish(path, raw, durable=True)
+        with writing_gate(state_dir):
+            publish(path, raw, durable=True)
     except OSError as error:
         raise StoreUnavailable(f"writing {path}", error.errno) from error
+
+
+@contextmanager
+def writing_gate(state_dir: Path) -> Iterator[None]:
+    """Hold the lock of those who write the gate: a lock of its own, so that nothing else delays it.
+
+    Raises:
+        StoreUnavailable: it could not be taken in time.
+    """
+    with StripeLocks(state_dir / "locks").hold("gate", create=True):
+        yield
 
 
 def _unreadable(path: str, code: str) -> Gate:

@@ -3,43 +3,162 @@
 
 A sweep takes nothing from anybody who is not proven dead (C3). Owner files go last: one goes when a
 whole pass over all stripes, begun after the proof, found no claim that names it and nothing
-unreadable that might; the socket that it names goes first, for only the file tells where it is. A
+unreadable that might; the sockets that it names go first, for only the file tells where they are. A
 temporary file is a leftover when the lock of its writers is held. A dry run takes no lock.
+
+What cannot be cleared is named and passed by, so that one stuck stripe or one full disk does not
+keep the rest: the next sweep comes back for it.
 """
 
+import errno
 import os
 import stat
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
 from rollout_router.claims.disk import TEMPORARY
-from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable
+from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, errno_name
 from rollout_router.claims.files import FileClaimStore
+from rollout_router.claims.gate import writing_gate
 from rollout_router.claims.layout import STRIPE_NAMES
-from rollout_router.claims.record import Claim, Owner, Unreadable, valid_nonce
+from rollout_router.claims.locks import StripeLocks
+from rollout_router.claims.record import Claim, Owner, Unreadable, stripe_of, valid_nonce
 from rollout_router.claims.verdict import ProofOfDeath
 
-__all__ = ["Swept", "sweep"]
+__all__ = ["Swept", "dead_owners", "sweep", "sweep_alone"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Swept:
     """What a sweep cleared; of a dry run, what it would have cleared."""
 
-    freed: tuple[Claim, ...]  # rollouts of dead workers: the next request takes them
-    lost: tuple[Claim, ...]  # sessions of dead workers: each has a tombstone now
-    forgotten: tuple[Claim, ...]  # tombstones that lasted long enough
-    owners: tuple[str, ...]  # nonces of dead workers whose owner file went
-    sockets: tuple[str, ...]  # paths of the sockets that they left behind
-    leftovers: tuple[str, ...]  # paths of temporary files; in a dry run of files being written too
-    unreadable: tuple[Unreadable, ...]  # left alone, and the reason why no owner file went
+    freed: tuple[Claim, ...] = ()  # rollouts of dead workers: the next request takes them
+    lost: tuple[Claim, ...] = ()  # sessions of dead workers: each has a tombstone now
+    forgotten: tuple[Claim, ...] = ()  # tombstones that lasted long enough
+    owners: tuple[str, ...] = ()  # nonces of dead workers whose owner file went
+    sockets: tuple[str, ...] = ()  # paths of the sockets that they left behind
+    leftovers: tuple[str, ...] = ()  # temporary files; in a dry run also files being written
+    unreadable: tuple[Unreadable, ...] = ()  # left alone, and the reason why no owner file went
+    failed: tuple[Unreadable, ...] = ()  # could not be cleared, by the name of the error number
+    whole: bool = True  # False: it was ended early, and no owner file went
+
+
+def _unhurried() -> bool:
+    return True
+
+
+@dataclass(slots=True)
+class _Pass:
+    """One pass: what it may do, and what it found so far."""
+
+    store: FileClaimStore
+    dead: Mapping[Owner, ProofOfDeath]
+    now: datetime
+    tombstone_age_max: timedelta
+    dry_run: bool
+    freed: list[Claim] = field(default_factory=list)
+    lost: list[Claim] = field(default_factory=list)
+    forgotten: list[Claim] = field(default_factory=list)
+    unreadable: list[Unreadable] = field(default_factory=list)
+    failed: list[Unreadable] = field(default_factory=list)
+    named: set[Owner] = field(default_factory=set)  # by a claim that stays
+    stuck: set[str] = field(default_factory=set)  # stripes whose lock was not had in time
+
+    def visit(self, record: Claim | Unreadable) -> None:
+        """Clear one record, where it may go."""
+        if isinstance(record, Unreadable):
+            self.unreadable.append(record)
+            return
+        try:
+            if stripe_of(record.rollout_id) in self.stuck or not self._clear(record):
+                self.named.add(record.owner)
+        except ClaimUnreadable as error:  # it changed since the survey read it
+            self.unreadable.append(Unreadable(path=error.path, code=error.code))
+        except StoreUnavailable as error:
+            if error.errno == errno.ESTALE:
+                raise  # this is not our store any more
+            if error.errno == errno.ETIMEDOUT:
+                self.stuck.add(stripe_of(record.rollout_id))
+            self.named.add(record.owner)
+            self._fail(self.store.path_of(record.rollout_id), error)
+
+    def _clear(self, claim: Claim) -> bool:
+        """False: a claim stays there that may name its owner."""
+        if claim.state == "lost":
+            expired = self.now - datetime.fromisoformat(claim.at) > self.tombstone_age_max
+            if expired and (self.dry_run or self.store.forget(claim)):
+                self.forgotten.append(claim)
+            return True  # a tombstone needs no owner file
+        if (proof := self.dead.get(claim.owner)) is None:
+            return False
+        if self.dry_run or self.store.reap(claim, proof):
+            (self.lost if claim.kind == "session" else self.freed).append(claim)
+        return True  # cleared, or taken over since it was read
+
+    def clear_owners(self) -> Iterator[tuple[str, list[str]]]:
+        """Remove the files of dead workers that no claim names: each nonce, and its sockets."""
+        leaving = [owner for owner in self.dead if owner not in self.named]
+        with ExitStack() as writers:
+            if leaving and not self.dry_run:
+                try:
+                    writers.enter_context(self.store.holding_format())
+                except StoreUnavailable as error:
+                    self._fail(f"{self.store.state_dir}/owners", error)
+                    return
+            for owner in leaving:
+                path = self.store.state_dir / "owners" / owner.nonce
+                try:
+                    sockets = list(_sockets_of(self.store, owner))
+                    for gone in () if self.dry_run else (*sockets, path):
+                        gone.unlink(missing_ok=True)
+                except (StoreUnavailable, OSError) as error:
+                    self._fail(str(path), error)
+                else:
+                    yield owner.nonce, [str(socket) for socket in sockets]
+
+    def clear_leftovers(self) -> Iterator[str]:
+        """Remove the temporary files that are there while nobody can be writing one."""
+        root = self.store.state_dir
+        parts = [root, root / "owners", *(root / "claims" / stripe for stripe in STRIPE_NAMES)]
+        for directory in parts:
+            if directory.name in self.stuck:
+                continue
+            try:
+                yield from self._clear_temporary(directory)
+            except (StoreUnavailable, OSError) as error:
+                self._fail(str(directory), error)
+
+    def _clear_temporary(self, directory: Path) -> list[str]:
+        found = _temporary(directory)
+        if not found or self.dry_run:
+            return found
+        with ExitStack() as writers:
+            if directory.name in STRIPE_NAMES:
+                writers.enter_context(self.store.holding_stripe(directory.name))
+            else:
+                writers.enter_context(self.store.holding_format())
+            if directory == self.store.state_dir:
+                writers.enter_context(writing_gate(directory))
+            found = _temporary(directory)
+            for path in found:
+                Path(path).unlink(missing_ok=True)
+        return found
+
+    def _fail(self, path: str, error: StoreUnavailable | OSError) -> None:
+        code = errno_name(OSError(error.errno, path))
+        self.failed.append(Unreadable(path=path, code=code))
 
 
 def sweep(
-    store: FileClaimStore, *, now: datetime, tombstone_age_max: timedelta, dry_run: bool = False
+    store: FileClaimStore,
+    *,
+    now: datetime,
+    tombstone_age_max: timedelta,
+    dry_run: bool = False,
+    pace: Callable[[], bool] = _unhurried,
 ) -> Swept:
     """Clear what dead workers left.
 
@@ -48,118 +167,105 @@ def sweep(
         now: the time, with its zone.
         tombstone_age_max: how long a lost session says 410.
         dry_run: change nothing, and take no lock; *store* may be inspected only.
+        pace: asked before each record, and may wait; False ends the sweep there.
 
     Raises:
-        StoreUnavailable: what was cleared until then stays cleared; the next sweep goes on.
+        StoreUnavailable: a directory cannot be read, or the store was replaced. What was cleared
+            until then stays cleared; the next sweep goes on.
     """
-    try:
-        return _sweep(store, now=now, tombstone_age_max=tombstone_age_max, dry_run=dry_run)
-    except OSError as error:
-        raise StoreUnavailable(f"sweeping {store.state_dir}", error.errno) from error
-
-
-def _sweep(
-    store: FileClaimStore, *, now: datetime, tombstone_age_max: timedelta, dry_run: bool
-) -> Swept:
-    dead = _dead_owners(store)
-    freed: list[Claim] = []
-    lost: list[Claim] = []
-    forgotten: list[Claim] = []
-    unreadable: list[Unreadable] = []
-    named: set[Owner] = set()
+    run = _Pass(
+        store=store,
+        dead=dead_owners(store),
+        now=now,
+        tombstone_age_max=tombstone_age_max,
+        dry_run=dry_run,
+    )
+    whole = True
     for record in store.survey():
-        if isinstance(record, Unreadable):
-            unreadable.append(record)
-            continue
-        try:
-            if record.state == "lost":
-                expired = now - datetime.fromisoformat(record.at) > tombstone_age_max
-                if expired and (dry_run or store.forget(record)):
-                    forgotten.append(record)
-            elif (proof := dead.get(record.owner)) is None:
-                named.add(record.owner)
-            elif dry_run or store.reap(record, proof):
-                (lost if record.kind == "session" else freed).append(record)
-        except ClaimUnreadable as error:  # it changed since the survey read it
-            unreadable.append(Unreadable(path=error.path, code=error.code))
-    leaving = [] if unreadable else [owner for owner in dead if owner not in named]
-    sockets = [path for owner in leaving if (path := _clear_owner(store, owner, dry_run=dry_run))]
+        if not pace():
+            whole = False
+            break
+        run.visit(record)
+    cleared = list(run.clear_owners()) if whole and not run.unreadable else []
     return Swept(
-        freed=tuple(freed),
-        lost=tuple(lost),
-        forgotten=tuple(forgotten),
-        owners=tuple(owner.nonce for owner in leaving),
-        sockets=tuple(sockets),
-        leftovers=tuple(_clear_leftovers(store, dry_run=dry_run)),
-        unreadable=tuple(unreadable),
+        freed=tuple(run.freed),
+        lost=tuple(run.lost),
+        forgotten=tuple(run.forgotten),
+        owners=tuple(nonce for nonce, _ in cleared),
+        sockets=tuple(path for _, sockets in cleared for path in sockets),
+        leftovers=tuple(run.clear_leftovers()) if whole else (),
+        unreadable=tuple(run.unreadable),
+        failed=tuple(run.failed),
+        whole=whole,
     )
 
 
-def _dead_owners(store: FileClaimStore) -> dict[Owner, ProofOfDeath]:
+def sweep_alone(
+    store: FileClaimStore,
+    *,
+    now: datetime,
+    tombstone_age_max: timedelta,
+    pace: Callable[[], bool] = _unhurried,
+) -> Swept | None:
+    """Sweep, unless another process does so now: then None, at once.
+
+    The lock only saves work: two sweeps at one time are as safe as one.
+
+    Raises:
+        StoreUnavailable: as :func:`sweep`.
+    """
+    locks = StripeLocks(store.state_dir / "locks")
+    with ExitStack() as alone:
+        try:
+            alone.enter_context(locks.hold("sweep", create=True, timeout_s=0))
+        except StoreUnavailable as error:
+            if error.errno != errno.ETIMEDOUT:
+                raise
+            return None
+        return sweep(store, now=now, tombstone_age_max=tombstone_age_max, pace=pace)
+
+
+def dead_owners(store: FileClaimStore) -> dict[Owner, ProofOfDeath]:
+    """The workers that left an owner file and are proven dead.
+
+    Raises:
+        StoreUnavailable: the owner files cannot be listed.
+    """
     directory = store.state_dir / "owners"
+    try:
+        names = os.listdir(directory)  # noqa: PTH208 - names
+    except OSError as error:
+        raise StoreUnavailable(f"listing {directory}", error.errno) from error
     dead: dict[Owner, ProofOfDeath] = {}
-    for name in os.listdir(directory):  # noqa: PTH208 - names
+    for name in names:
         if not valid_nonce(name):
             continue
         try:
             inode = (directory / name).lstat().st_ino
-        except FileNotFoundError:
-            continue
+        except OSError:
+            continue  # gone, or not to be looked at: not proven dead
         owner = Owner(nonce=name, inode=inode)
         if proof := store.proof_of_death(owner):
             dead[owner] = proof
     return dead
 
 
-def _clear_owner(store: FileClaimStore, owner: Owner, *, dry_run: bool) -> str | None:
-    """Remove the owner file of a dead worker, its socket first; the path of that, if there is."""
-    socket = _socket_of(store, owner)
-    if not dry_run:
-        with store.holding_format():
-            if socket:
-                try:
-                    socket.unlink(missing_ok=True)
-                except OSError as error:
-                    raise StoreUnavailable(f"removing the socket {socket}", error.errno) from error
-            (store.state_dir / "owners" / owner.nonce).unlink(missing_ok=True)
-    return str(socket) if socket else None
-
-
-def _socket_of(store: FileClaimStore, owner: Owner) -> Path | None:
-    """The socket that a worker left: a nonce is used once, so its name is that of no other."""
+def _sockets_of(store: FileClaimStore, owner: Owner) -> Iterator[Path]:
+    """The sockets that a worker left: a nonce is used once, so these names are of no other."""
     try:
         identity = store.owner(owner.nonce)
     except ClaimUnreadable:
-        return None  # where it was nobody knows
+        return  # where they were nobody knows
     if identity is None or os.path.basename(identity.socket) != f"{owner.nonce}.sock":  # noqa: PTH119 - Path would hide a trailing slash
-        return None
-    try:
-        found = stat.S_ISSOCK(os.lstat(identity.socket).st_mode)
-    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can be there
-        return None
-    except OSError as error:
-        raise StoreUnavailable(f"looking at the socket {identity.socket}", error.errno) from error
-    return Path(identity.socket) if found else None
-
-
-def _clear_leftovers(store: FileClaimStore, *, dry_run: bool) -> Iterator[str]:
-    for stripe in STRIPE_NAMES:
-        directory = store.state_dir / "claims" / stripe
-        if found := _temporary(directory):
-            yield from found if dry_run else _unlink(directory, store.holding_stripe(stripe))
-    directory = store.state_dir / "owners"
-    if found := _temporary(directory):
-        yield from found if dry_run else _unlink(directory, store.holding_format())
+        return
+    # The second is the name under which a worker binds anew when its socket file was removed.
+    for path in (identity.socket, identity.socket.removesuffix("sock") + "new"):
+        try:
+            if stat.S_ISSOCK(os.lstat(path).st_mode):
+                yield Path(path)
+        except (FileNotFoundError, NotADirectoryError, ValueError):
+            continue  # ValueError: no file can be there
 
 
 def _temporary(directory: Path) -> list[str]:
     return [str(path) for path in directory.iterdir() if path.name.startswith(TEMPORARY)]
-
-
-def _unlink(directory: Path, lock: AbstractContextManager[None]) -> list[str]:
-    """Remove the temporary files that are still there when nobody can be writing one."""
-    with lock:
-        paths = _temporary(directory)
-        for path in paths:
-            Path(path).unlink(missing_ok=True)
-    return paths

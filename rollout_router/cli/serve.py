@@ -64,6 +64,12 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="How long a leaving worker finishes what it has in hand.",
 )
 @flag(
+    "--sweep-seconds",
+    default=5.0,
+    type=click.FloatRange(0, min_open=True),
+    help="How often a worker looks for what dead ones left.",
+)
+@flag(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Written when every worker answers.",
@@ -123,6 +129,7 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         rollout_keys_file=absolute(options["rollout_keys"]),
         allow_network_fs=options["allow_network_fs"],
         drain_s=options["drain_seconds"],
+        sweep_s=options["sweep_seconds"],
     )
 
 

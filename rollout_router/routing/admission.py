@@ -2,7 +2,7 @@
 """The gate of one worker: whether it lets a request in as its owner (R6).
 
 The gate file is read when the worker starts and then by its housekeeping; a request costs no disk
-access for it. A gate that cannot be read is closed.
+access for it. A gate that cannot be read is closed. A worker may close its own gate for good.
 """
 
 from pathlib import Path
@@ -18,8 +18,18 @@ class Admission:
     def __init__(self, state_dir: Path) -> None:
         """Read the gate: a worker that starts while it is closed starts closed."""
         self._state_dir = state_dir
-        self.gate: Gate = read_gate(state_dir)
+        self._own: Gate | None = None
+        self._shared = read_gate(state_dir)
+
+    @property
+    def gate(self) -> Gate:
+        """What decides now."""
+        return self._own or self._shared
 
     def refresh(self) -> None:
         """Read the gate again. Blocks for one small read: call it in a thread."""
-        self.gate = read_gate(self._state_dir)
+        self._shared = read_gate(self._state_dir)
+
+    def close_own(self, *, by: str, why: str) -> None:
+        """Let nothing more in at this worker, whatever the gate file says; it leaves."""
+        self._own = Gate(open=False, by=by, why=why)

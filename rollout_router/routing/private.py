@@ -4,6 +4,7 @@
 The path carries the worker's nonce and is never another worker's. The directory is private, so
 nobody can connect between bind and chmod; uvicorn itself would make the socket world-writable.
 Idle connections stay open: only forwarders close them, so that none closes as a request arrives.
+A socket file that somebody removed is bound anew under another name and renamed to its path.
 """
 
 import asyncio
@@ -11,6 +12,7 @@ import os
 import socket
 import stat
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 from weakref import WeakSet
@@ -102,15 +104,9 @@ class PrivateServer:
             StoreRefused: the path cannot be bound.
         """
         self.path = path
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        try:
-            self._socket.bind(str(path))
-            path.chmod(0o600)
-            self._socket.listen(BACKLOG)
-        except OSError as error:
-            self._socket.close()
-            raise StoreRefused(f"cannot listen on {path}: {error.strerror}") from error
-        _listening.add(self._socket)
+        self._temporary = path.with_suffix(".new")
+        self._socket, self._inode = _listen(path)
+        self._retired: list[asyncio.Server] = []  # whose socket file is gone
         self._connection_lost = asyncio.Event()
         # The worker's life is the application's lifespan; this server has none of its own, no
         # signals, no loop, no logging set-up.
@@ -137,6 +133,39 @@ class PrivateServer:
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup(sockets=[self._socket])
 
+    def is_reachable(self) -> bool:
+        """Whether the path still leads here. One lstat: call it in a thread.
+
+        What cannot be looked at counts as reachable: binding anew would not help.
+        """
+        try:
+            return self.path.lstat().st_ino == self._inode
+        except (FileNotFoundError, NotADirectoryError):
+            return False
+        except OSError:
+            return True
+
+    async def rebind(self) -> None:
+        """Listen at the path again, whose file was removed. Connections that are open stay so.
+
+        Raises:
+            StoreRefused: the path cannot be bound; try again later.
+        """
+        self._close_retired()
+        try:
+            listener, inode = await asyncio.to_thread(self._listen_apart)
+            self._retired += self._server.servers
+            # Once more: without a lifespan of its own uvicorn only begins to accept here. What
+            # waits at the old listener is accepted before the next time closes it.
+            await self._server.startup(sockets=[listener])
+            self._socket = listener
+            await asyncio.to_thread(self._temporary.rename, self.path)
+            self._inode = inode
+        except OSError as error:
+            raise StoreRefused(
+                f"cannot listen on {self.path} again: {error.strerror}; see what stands there"
+            ) from error
+
     async def wait_no_forwarder(self) -> None:
         """Wait until no forwarder is connected. Bounded by the caller."""
         while self._server.server_state.connections:
@@ -145,10 +174,39 @@ class PrivateServer:
 
     async def stop(self) -> None:
         """Cancel what still runs, close the listener and remove the socket file."""
+        self._close_retired()
         await self._server.shutdown(sockets=[self._socket])
-        self.path.unlink(missing_ok=True)
+        if self.is_reachable():  # another file at our path is not ours to remove
+            self.path.unlink(missing_ok=True)
+        self._temporary.unlink(missing_ok=True)
 
     def close(self) -> None:
         """Close a listener that could not be started."""
         self._socket.close()
         self.path.unlink(missing_ok=True)
+
+    def _listen_apart(self) -> tuple[socket.socket, int]:
+        private_directory(self.path.parent)
+        self._temporary.unlink(missing_ok=True)
+        return _listen(self._temporary)
+
+    def _close_retired(self) -> None:
+        while self._retired:
+            self._retired.pop().close()
+
+
+def _listen(path: Path) -> tuple[socket.socket, int]:
+    """A listening socket that only we can connect to, and the inode of its file."""
+    try:
+        with ExitStack() as undo:
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            undo.callback(listener.close)
+            listener.bind(str(path))
+            path.chmod(0o600)
+            listener.listen(BACKLOG)
+            inode = path.lstat().st_ino
+            undo.pop_all()
+    except OSError as error:
+        raise StoreRefused(f"cannot listen on {path}: {error.strerror}") from error
+    _listening.add(listener)
+    return listener, inode

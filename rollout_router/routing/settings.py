@@ -10,7 +10,10 @@ from typing import Final
 
 from rollout_router.history import Bounds
 
-__all__ = ["SessionSettings", "Settings"]
+__all__ = ["TOMBSTONE_S", "SessionSettings", "Settings"]
+
+TOMBSTONE_S: Final = 24 * 3600.0
+"""How long a session that was lost is answered 410, unless the settings say otherwise."""
 
 _TOKEN: Final = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # RFC 9110, section 5.6.2
 
@@ -40,7 +43,7 @@ class SessionSettings:
     """So many sessions a worker owns at most; then new ones are refused, old ones not forgotten.
     65,536 claim files are 256 in each of the 256 stripes, and 256 MiB in blocks of 4 KiB."""
 
-    tombstone_s: float = 24 * 3600.0
+    tombstone_s: float = TOMBSTONE_S
     """How long a session that was lost is answered 410."""
 
     def __post_init__(self) -> None:
@@ -100,6 +103,10 @@ class Settings:
     drain_s_max: float = 30.0
     """How long a leaving worker serves what is in flight and what still arrives at it."""
 
+    sweep_s: float = 5.0
+    """How often a worker looks for dead ones whose files it can clear; a look costs some 10
+    microseconds for each worker of the store."""
+
     owner_timeout_s: float | None = None
     """How long a forwarder waits for the head of an answer; None waits as long as it takes,
     because a slow model is the normal case and a call that timed out may have run."""
@@ -125,6 +132,8 @@ class Settings:
             )
         if not (self.drain_s_max >= 0 and math.isfinite(self.drain_s_max)):
             raise ValueError(f"drain_s_max must be finite and not negative, got {self.drain_s_max}")
+        if not (self.sweep_s > 0 and math.isfinite(self.sweep_s)):
+            raise ValueError(f"sweep_s must be positive and finite, got {self.sweep_s}")
         if self.owner_timeout_s is not None and self.owner_timeout_s <= 0:
             raise ValueError(f"owner_timeout_s must be positive, got {self.owner_timeout_s}")
         if self.body_bytes_max <= 0:

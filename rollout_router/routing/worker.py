@@ -13,17 +13,18 @@ import os
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from datetime import timedelta
 from pathlib import Path
 from typing import Final
 
 from rollout_router.asgi import App
 from rollout_router.claims import (
     Claim,
-    ClaimsError,
     ClaimUnreadable,
     FileClaimStore,
     LifeLock,
     OwnerIdentity,
+    StoreRefused,
     new_nonce,
 )
 from rollout_router.history import History
@@ -31,14 +32,16 @@ from rollout_router.routing.admission import Admission
 from rollout_router.routing.ownership import Ownership
 from rollout_router.routing.private import PrivateServer, private_directory, private_socket_path
 from rollout_router.routing.sessions import SessionNames
-from rollout_router.routing.settings import Settings
+from rollout_router.routing.settings import TOMBSTONE_S, Settings
+from rollout_router.routing.sweeping import Sweeping
 from rollout_router.routing.tasks import Tasks
 from rollout_router.transport.hop import HopClient
 
 __all__ = ["Worker"]
 
 HOUSEKEEPING_S: Final = 0.25
-"""How often idle entries are looked for, failed releases tried again, and the gate read."""
+"""How often idle entries are looked for, failed releases tried again, the gate read, and the own
+socket and owner file looked at."""
 
 IDENTITIES_MAX: Final = 1024
 """Peers whose owner files are remembered; each is read again when there were more."""
@@ -59,6 +62,7 @@ class Worker:
         self.id = life.owner.nonce
         self.pid = os.getpid()
         self.closed = False  # True past the drain's deadline: nothing is served any more
+        self.lost = False  # True once the owner file is gone: whoever runs this process must end it
         self.tasks = Tasks()
         self.hops = HopClient()
         self.history = History(settings.history, clock=time.monotonic)
@@ -72,7 +76,10 @@ class Worker:
             tasks=self.tasks,
             sessions_max=0 if sessions is None else sessions.number_max,
         )
+        tombstone_s = TOMBSTONE_S if sessions is None else sessions.tombstone_s
+        self._sweeping = Sweeping(store, tombstone_age_max=timedelta(seconds=tombstone_s))
         self._server: PrivateServer | None = None
+        self._rebind_failed = False
         self._deadline: float | None = None
         self._identities: dict[str, OwnerIdentity] = {}
 
@@ -105,7 +112,8 @@ class Worker:
             undo.callback(worker._server.close)
             await worker._server.start()
             undo.pop_all()
-        worker.tasks.spawn(worker._keep_house(), name="housekeeping")
+        worker.tasks.spawn(worker._keep_house(worker._server), name="housekeeping")
+        worker.tasks.spawn(worker._sweep(), name="sweeping")
         _logger.info("worker %s serves %s at %s", worker.id, settings.service, socket_path)
         return worker
 
@@ -142,6 +150,7 @@ class Worker:
                 self.settings.drain_s_max,
             )
         self.closed = True
+        self._sweeping.stop()
         await server.stop()
         await self.tasks.cancel()
         await self.hops.close()
@@ -173,13 +182,47 @@ class Worker:
                 on_death()
                 return
 
-    async def _keep_house(self) -> None:
+    async def _keep_house(self, server: PrivateServer) -> None:
+        def look() -> tuple[bool, bool]:
+            self.admission.refresh()
+            return self.life.intact(), server.is_reachable()
+
         while True:
             await asyncio.sleep(HOUSEKEEPING_S)
-            try:
-                await self.ownership.in_thread(self.admission.refresh)
-            except ClaimsError:
-                _logger.exception("worker %s cannot read the gate", self.id)
+            intact, reachable = await self.ownership.in_thread(look)
+            if not intact and not self.lost:
+                self._lose()
+            if not reachable:
+                await self._rebind(server)
             self.ownership.release_overdue()
             if self.ownership.leaving:
                 self.ownership.leave()
+
+    def _lose(self) -> None:
+        """Leave: without the owner file nobody could prove the death of this worker (C3)."""
+        self.lost = True
+        _logger.critical(
+            "the owner file of worker %s is gone from %s/owners: it lets nothing more in, gives its"
+            " rollouts back and has to be restarted",
+            self.id,
+            self.store.state_dir,
+        )
+        self.admission.close_own(by=f"worker {self.id}", why="its owner file is gone; it leaves")
+        self.leave()
+
+    async def _rebind(self, server: PrivateServer) -> None:
+        try:
+            await server.rebind()
+        except StoreRefused as error:
+            if not self._rebind_failed:  # it is tried again, often
+                _logger.error("worker %s cannot be reached: %s", self.id, error)  # noqa: TRY400 - the message says all
+            self._rebind_failed = True
+        else:
+            self._rebind_failed = False
+            _logger.warning("worker %s: its socket file was gone, it listens again", self.id)
+
+    async def _sweep(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            await asyncio.sleep(self.settings.sweep_s)
+            await loop.run_in_executor(self._sweeping.thread, self._sweeping.look_and_log)

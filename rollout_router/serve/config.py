@@ -32,6 +32,7 @@ class ServeConfig:
     rollout_keys_file: str | None
     allow_network_fs: bool
     drain_s: float
+    sweep_s: float
 
     def to_json(self) -> str:
         """One line for a worker alone: an upstream's URL may carry a password."""
@@ -76,4 +77,5 @@ class ServeConfig:
             rollout_keys=keys,
             allow_network_fs=self.allow_network_fs,
             drain_s_max=self.drain_s,
+            sweep_s=self.sweep_s,
         )

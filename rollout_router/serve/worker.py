@@ -46,6 +46,10 @@ class _WorkerServer(uvicorn.Server):
         self._link.settimeout(0)
         asyncio.get_running_loop().add_reader(self._link, self._supervisor_said)
 
+    async def on_tick(self, counter: int) -> bool:
+        worker = self._router.worker
+        return (worker is not None and worker.lost) or await super().on_tick(counter)
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_reader(self._link)
         if self._router.worker is not None:

@@ -2,11 +2,11 @@
 """What a sweep clears (C2, C3)."""
 
 import errno
-import re
 import socket
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -22,12 +22,13 @@ from rollout_router.claims import (
     Swept,
     Unreadable,
     sweep,
+    sweep_alone,
 )
-from rollout_router.claims.record import encode_identity
+from rollout_router.claims.record import encode_identity, stripe_of
 
 Live = Callable[[], LifeLock]
 DAY = timedelta(days=1)
-NOTHING = Swept(freed=(), lost=(), forgotten=(), owners=(), sockets=(), leftovers=(), unreadable=())
+NOTHING = Swept()
 
 
 def claimed(taken: Grant | Moved) -> Claim:
@@ -117,8 +118,9 @@ def test_c3_a_claim_that_names_another_file_of_a_dead_nonce_is_left(
 
 def test_c3_leftovers_of_writers_are_cleared(store: FileClaimStore) -> None:
     leftovers = [
-        store.state_dir / "claims" / "00" / ".tmp.0123",
+        store.state_dir / ".tmp.4567",
         store.state_dir / "owners" / ".tmp.abcd",
+        store.state_dir / "claims" / "00" / ".tmp.0123",
     ]
     for path in leftovers:
         path.write_bytes(b"half")
@@ -165,12 +167,25 @@ def test_c3_a_socket_that_cannot_be_removed_keeps_the_owner_file_that_names_it(
         real(path, missing_ok=missing_ok)
 
     monkeypatch.setattr(Path, "unlink", unlink)
-    with pytest.raises(StoreUnavailable, match=re.escape(dead.identity.socket)):
-        sweeping(store)
+    swept = sweeping(store)
     monkeypatch.undo()
 
+    owner_file = str(store.state_dir / "owners" / dead.owner.nonce)
+    assert swept == Swept(failed=(Unreadable(path=owner_file, code="EACCES"),))
     assert store.owner(dead.owner.nonce)
     assert sweeping(store).sockets == (dead.identity.socket,)
+
+
+def test_c3_the_socket_that_a_dead_worker_did_not_rename_any_more_goes_too(
+    store: FileClaimStore, live: Live, run_dir: Path
+) -> None:
+    dead = live()
+    path = f"{run_dir}/{dead.owner.nonce}.new"
+    bind(path)
+    dead.close()
+
+    assert sweeping(store).sockets == (path,)
+    assert list(run_dir.iterdir()) == []
 
 
 def a_regular_file(path: Path) -> None:
@@ -212,6 +227,102 @@ def test_c3_no_socket_of_another_name_is_removed_for_a_dead_worker(
 
     assert (swept.owners, swept.sockets) == ((dead.owner.nonce,), ())
     assert (run_dir / "public.sock").exists()
+
+
+def test_c3_a_sweep_that_is_ended_early_removes_no_owner_file(
+    store: FileClaimStore, live: Live
+) -> None:
+    dead = live()
+    for number in range(5):
+        store.take(f"r{number}", dead.owner)
+    dead.close()
+    left = iter([True, True, False])
+
+    swept = sweep(
+        store, now=datetime.now(UTC), tombstone_age_max=DAY, pace=lambda: next(left, False)
+    )
+
+    assert (len(swept.freed), swept.owners, swept.whole) == (2, (), False)
+    again = sweeping(store)
+    assert (len(again.freed), again.owners, again.whole) == (3, (dead.owner.nonce,), True)
+
+
+def test_c3_a_stuck_stripe_keeps_its_claims_and_their_owner_file_alone(
+    state_dir: Path, store: FileClaimStore, live: Live
+) -> None:
+    dead, other = live(), live()
+    for number in range(600):  # some stripes have several
+        store.take(f"r{number}", dead.owner)
+    store.take("x", other.owner)
+    dead.close()
+    other.close()
+    stuck = stripe_of("r0")
+    hurried = FileClaimStore.open(state_dir, service="model", lock_timeout_s=0.01)
+
+    with store.holding_stripe(stuck):
+        swept = sweeping(hurried)
+
+    (failed,) = swept.failed  # the stripe is waited for once
+    assert failed.code == "ETIMEDOUT"
+    assert {stripe_of(claim.rollout_id) for claim in swept.freed}.isdisjoint({stuck})
+    assert (swept.owners, swept.whole) == ((other.owner.nonce,), True)
+    assert {stripe_of(claim.rollout_id) for claim in sweeping(store).freed} == {stuck}
+    assert list((state_dir / "owners").iterdir()) == []
+
+
+def test_c7_a_tombstone_that_finds_no_space_keeps_its_claim_and_the_sweep_goes_on(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dead = live()
+    claim = claimed(store.take("s", dead.owner, kind="session"))
+    store.take("r", dead.owner)
+    dead.close()
+
+    def publish(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "injected")
+
+    with monkeypatch.context() as full:
+        full.setattr("rollout_router.claims.files.publish", publish)
+        swept = sweeping(store)
+
+    assert [found.rollout_id for found in swept.freed] == ["r"]
+    assert swept.failed == (Unreadable(path=store.path_of("s"), code="ENOSPC"),)
+    assert store.read("s") == claim
+    again = sweeping(store)
+    assert ([found.rollout_id for found in again.lost], again.owners) == (
+        ["s"],
+        (dead.owner.nonce,),
+    )
+
+
+def test_c3_a_store_that_was_replaced_is_not_swept(store: FileClaimStore, live: Live) -> None:
+    dead = live()
+    store.take("r", dead.owner)
+    dead.close()
+    (store.state_dir / "FORMAT").unlink()
+
+    with pytest.raises(StoreUnavailable) as raised:
+        sweeping(store)
+
+    assert raised.value.errno == errno.ESTALE
+
+
+def test_c3_one_process_sweeps_at_a_time(store: FileClaimStore, live: Live) -> None:
+    live().close()
+    alone = partial(sweep_alone, store, now=datetime.now(UTC), tombstone_age_max=DAY)
+    seen: list[Swept | None] = []
+
+    def pace() -> bool:
+        seen.append(alone())
+        return True
+
+    store.take("r", live().owner)
+    swept = alone(pace=pace)
+
+    assert seen == [None]
+    assert swept is not None
+    assert len(swept.owners) == 1
+    assert alone() == Swept()
 
 
 def test_c2_a_dry_sweep_takes_no_lock_and_needs_no_opening_in_this_boot(

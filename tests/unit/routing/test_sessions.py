@@ -766,7 +766,7 @@ async def test_r3_without_session_settings_a_claimed_session_is_no_rollout(
 async def test_r6_a_closed_gate_claims_no_session(rig: Rig, site: Site) -> None:
     router, worker = await site.start()
     await site.made(router)
-    worker.admission.gate = CLOSED
+    worker.admission.close_own(by=CLOSED.by, why=CLOSED.why)
     site.app.script = setting("second")
 
     for client in (await browser("").ask(router), await browser("offered").ask(router)):
