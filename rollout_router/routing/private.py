@@ -106,7 +106,7 @@ class PrivateServer:
         self.path = path
         self._temporary = path.with_suffix(".new")
         self._socket, self._inode = _listen(path)
-        self._retired: list[asyncio.Server] = []  # whose socket file is gone
+        self._retired: list[asyncio.Server | socket.socket] = []  # whose file is gone
         self._connection_lost = asyncio.Event()
         # The worker's life is the application's lifespan; this server has none of its own, no
         # signals, no loop, no logging set-up.
@@ -154,7 +154,7 @@ class PrivateServer:
         self._close_retired()
         try:
             listener, inode = await asyncio.to_thread(self._listen_apart)
-            self._retired += self._server.servers
+            self._retired += [*self._server.servers, self._socket]
             # Once more: without a lifespan of its own uvicorn only begins to accept here. What
             # waits at the old listener is accepted before the next time closes it.
             await self._server.startup(sockets=[listener])
@@ -191,8 +191,9 @@ class PrivateServer:
         return _listen(self._temporary)
 
     def _close_retired(self) -> None:
-        while self._retired:
-            self._retired.pop().close()
+        for retired in self._retired:  # each server before its socket
+            retired.close()
+        self._retired.clear()
 
 
 def _listen(path: Path) -> tuple[socket.socket, int]:

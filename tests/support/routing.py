@@ -407,6 +407,7 @@ class Rig:
         for listener in server.servers:
             listener.close()
         private._socket.close()
+        private._close_retired()
         for connection in list(server.server_state.connections):
             transport: Any = connection.transport
             transport.abort()
@@ -422,7 +423,7 @@ class Rig:
 
     async def close(self) -> None:
         for router in self.routers:
-            if router.worker is not None and router.worker.life.intact():
+            if router.worker is not None and not router.worker.closed:
                 await self.kill(router.worker)
         for owner in self.owners:
             owner.die()

@@ -3,10 +3,12 @@
 
 import asyncio
 import os
+import shutil
 import socket
 import stat
 from pathlib import Path
 
+import psutil
 import pytest
 from support.routing import Application
 
@@ -129,3 +131,76 @@ def test_a_listener_is_closed_in_a_forked_child(folder: Path) -> None:
     assert os.waitstatus_to_exitcode(status) == 0
     with socket.socket(socket.AF_UNIX) as probe, pytest.raises(FileNotFoundError):
         probe.connect(str(folder / "n.sock"))
+
+
+async def ask(path: Path) -> bytes:
+    """One call on a connection of its own; the status line."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(REQUEST)
+    head = await reader.readuntil(b"\r\n")
+    writer.close()
+    await writer.wait_closed()
+    return head
+
+
+async def test_c3_a_removed_socket_file_is_bound_anew_and_open_connections_stay(
+    folder: Path,
+) -> None:
+    run = folder / "run"
+    private_directory(run)
+    server = PrivateServer(run / "n.sock", Application())
+    await server.start()
+    reader, writer = await asyncio.open_unix_connection(server.path)
+    assert server.is_reachable()
+
+    for _ in range(3):
+        shutil.rmtree(run)
+        assert not server.is_reachable()
+        await server.rebind()
+        assert server.is_reachable()
+        assert stat.S_IMODE(server.path.lstat().st_mode) == 0o600
+        assert [path.name for path in run.iterdir()] == ["n.sock"]
+        assert (await ask(server.path)).startswith(b"HTTP/1.1 200")
+
+    writer.write(REQUEST)
+    assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+    writer.close()
+    await server.wait_no_forwarder()
+    await server.stop()
+    assert list(run.iterdir()) == []
+
+
+async def test_c3_a_socket_file_in_whose_place_another_stands_is_taken_back(folder: Path) -> None:
+    server = PrivateServer(folder / "n.sock", Application())
+    await server.start()
+    server.path.unlink()
+    server.path.touch()
+
+    assert not server.is_reachable()
+    await server.rebind()
+
+    assert (await ask(server.path)).startswith(b"HTTP/1.1 200")
+    await server.wait_no_forwarder()
+    await server.stop()
+
+
+async def test_c7_a_path_that_cannot_be_bound_again_is_said_and_left_alone(folder: Path) -> None:
+    server = PrivateServer(folder / "n.sock", Application())
+    await server.start()
+    before = psutil.Process().num_fds()
+    server.path.unlink()
+    server.path.mkdir()
+
+    for _ in range(4):
+        with pytest.raises(StoreRefused, match="see what stands there"):
+            await server.rebind()
+    assert psutil.Process().num_fds() <= before + 1
+    server.path.rmdir()
+    await server.rebind()
+    assert (await ask(server.path)).startswith(b"HTTP/1.1 200")
+    server.path.unlink()
+    server.path.mkdir()
+    await server.wait_no_forwarder()
+    await server.stop()
+
+    assert server.path.is_dir()  # not ours to remove

@@ -6,13 +6,14 @@ import stat
 from pathlib import Path
 
 import pytest
-from support.routing import Application, Client, Rig, answer, never
+from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router.claims import Gate, StoreRefused, StoreUnavailable, Verdict, write_gate
 from rollout_router.history import Bounds
 from rollout_router.routing import Router
 from rollout_router.routing import worker as module
 from rollout_router.routing.private import PrivateServer
+from rollout_router.routing.sweeping import Sweeping
 
 
 def owner_files(rig: Rig) -> set[str]:
@@ -255,3 +256,98 @@ async def test_an_owners_identity_is_read_once(rig: Rig, monkeypatch: pytest.Mon
 
     assert first is not None
     assert await worker.identity_of(rig.claim()) is first
+
+
+async def test_c3_a_worker_clears_what_a_dead_one_left(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cleared = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    class Heard(Sweeping):
+        def look_and_log(self) -> None:
+            super().look_and_log()
+            if owner_files(rig) == {worker.id}:
+                loop.call_soon_threadsafe(cleared.set)
+
+    monkeypatch.setattr(module, "Sweeping", Heard)
+    dead, victim = await rig.start(Application())
+    await Client().ask(dead)
+    await rig.kill(victim)
+    _, worker = await rig.start(Application(), sweep_s=0.01)
+
+    await cleared.wait()
+
+    assert rig.store.read("r1") is None
+    assert sockets(rig) == {f"{worker.id}.sock"}
+
+
+async def test_c3_a_worker_whose_socket_file_was_removed_listens_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Application()
+    router, worker = await rig.start(app)
+    other, _ = await rig.start(Application())
+    await Client().ask(router)
+    bound, rebind = asyncio.Event(), PrivateServer.rebind
+
+    async def rebind_and_say(server: PrivateServer) -> None:
+        await rebind(server)
+        bound.set()
+
+    monkeypatch.setattr(PrivateServer, "rebind", rebind_and_say)
+    worker.socket_path.unlink()
+    await bound.wait()
+    taken = await Client().ask(other)
+
+    assert taken.status == 200
+    assert taken.value(b"rollout-worker") == worker.id.encode()
+
+
+async def test_c3_a_worker_whose_owner_file_was_removed_lets_nothing_in_and_leaves(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    app, go, lost = Application(), asyncio.Event(), asyncio.Event()
+    router, worker = await rig.start(app)
+    other, _ = await rig.start(Application())
+    leave = worker.leave
+
+    def leave_and_say() -> float:
+        lost.set()
+        return leave()
+
+    async def script(call: AppCall) -> None:
+        await go.wait()
+        await answer()(call)
+
+    app.script = script
+    async with asyncio.TaskGroup() as group:
+        in_flight = group.create_task(Client().ask(router))
+        await app.arrived()
+        monkeypatch.setattr(worker, "leave", leave_and_say)
+        (rig.state_dir / "owners" / worker.id).unlink()
+        await lost.wait()
+        refused = await Client(path="/sessions/r2/v1/responses").ask(router)
+        go.set()
+
+    assert in_flight.result().status == 200
+    assert refused.status == 503
+    assert b"admission_closed" in refused.content
+    await worker.ownership.wait_released()
+    assert rig.store.read("r1") is None
+    assert (await Client().ask(other)).status == 200
+    assert any("owner file of worker" in message for message in caplog.messages)
+
+
+async def test_c7_a_store_that_is_away_for_a_moment_sends_no_worker_away(rig: Rig) -> None:
+    router, worker = await rig.start(Application())
+    away = rig.state_dir.with_name("away")
+    rig.state_dir.rename(away)
+
+    assert worker.life.intact()
+
+    away.rename(rig.state_dir)
+    (rig.state_dir / "owners" / worker.id).rename(rig.state_dir / "x")
+    assert not worker.life.intact()
+    (rig.state_dir / "x").rename(rig.state_dir / "owners" / worker.id)
+    assert (await Client().ask(router)).status == 200

@@ -1,0 +1,146 @@
+# SPDX-License-Identifier: Apache-2.0
+"""When a worker sweeps, how fast, and what it says of it (C3)."""
+
+import logging
+from datetime import timedelta
+from pathlib import Path
+
+import pytest
+
+from rollout_router.claims import FileClaimStore, LifeLock, new_nonce
+from rollout_router.routing.sweeping import PASS_EVERY_S, SLICE_S, Sweeping, _Pace
+
+DAY = timedelta(days=1)
+
+
+class Clock:
+    """Seconds that rise when the test says so."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+@pytest.fixture
+def store(folder: Path) -> FileClaimStore:
+    return FileClaimStore.open(folder / "state", service="model")
+
+
+def die(store: FileClaimStore, *rollouts: str) -> str:
+    """A worker that took rollouts and ended; its nonce."""
+    life = LifeLock.acquire(store, nonce=new_nonce(), socket="/nowhere.sock")
+    for rollout in rollouts:
+        store.take(rollout, life.owner)
+    life.close()
+    return life.owner.nonce
+
+
+def test_c3_without_a_death_there_is_no_pass_until_it_is_time(store: FileClaimStore) -> None:
+    clock = Clock()
+    sweeping = Sweeping(store, tombstone_age_max=DAY, clock=clock)
+    leftover = store.state_dir / "claims" / "00" / ".tmp.0"
+    leftover.touch()
+
+    assert sweeping.look() is None
+    clock.now = PASS_EVERY_S
+    swept = sweeping.look()
+
+    assert swept is not None
+    assert swept.leftovers == (str(leftover),)
+    assert sweeping.look() is None
+    sweeping.stop()
+
+
+def test_c3_a_death_is_a_reason_for_one_pass(store: FileClaimStore) -> None:
+    sweeping = Sweeping(store, tombstone_age_max=DAY, clock=Clock())
+    nonce = die(store, "r1", "r2")
+
+    swept = sweeping.look()
+
+    assert swept is not None
+    assert sorted(claim.rollout_id for claim in swept.freed) == ["r1", "r2"]
+    assert swept.owners == (nonce,)
+    assert sweeping.look() is None
+    sweeping.stop()
+
+
+def test_c3_what_a_pass_had_to_leave_is_no_reason_for_the_next(store: FileClaimStore) -> None:
+    clock = Clock()
+    sweeping = Sweeping(store, tombstone_age_max=DAY, clock=clock)
+    first = die(store, "r1")
+    unreadable = Path(store.path_of("r1"))
+    raw = unreadable.read_bytes()
+    unreadable.write_bytes(b"")
+
+    swept = sweeping.look()
+    assert swept is not None
+    assert (swept.owners, len(swept.unreadable)) == ((), 1)
+    assert sweeping.look() is None
+    second = die(store)  # another death is one
+    assert sweeping.look() is not None
+    unreadable.write_bytes(raw)
+    clock.now = PASS_EVERY_S
+    swept = sweeping.look()
+
+    assert swept is not None
+    assert sorted(swept.owners) == sorted([first, second])
+    sweeping.stop()
+
+
+def test_c3_a_pass_ends_when_its_worker_leaves(store: FileClaimStore) -> None:
+    """And the next look, of whichever worker, does what is left."""
+    nonce = die(store, *(f"r{number}" for number in range(20)))
+    sweeping = Sweeping(store, tombstone_age_max=DAY, clock=Clock())
+    sweeping.stop()
+
+    swept = sweeping.look()
+
+    assert swept is not None
+    assert (swept.whole, swept.freed, swept.owners) == (False, (), ())
+    again = Sweeping(store, tombstone_age_max=DAY, clock=Clock())
+    swept = again.look()
+    assert swept is not None
+    assert (len(swept.freed), swept.owners) == (20, (nonce,))
+    again.stop()
+
+
+def test_c3_a_pass_pauses_after_each_slice() -> None:
+    clock, waits = Clock(), []
+
+    class Stopped:
+        def is_set(self) -> bool:
+            return False
+
+        def wait(self, timeout_s: float) -> bool:
+            waits.append(timeout_s)
+            clock.now += timeout_s
+            return False
+
+    pace = _Pace(Stopped(), clock)  # type: ignore[arg-type] # an event that never waits
+    for _ in range(100):
+        assert pace()
+        clock.now += SLICE_S / 10
+
+    assert 8 <= len(waits) <= 11
+    assert sum(waits) > 5 * (clock.now - sum(waits))
+
+
+def test_c7_a_store_that_cannot_be_swept_is_said_and_tried_again(
+    store: FileClaimStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    sweeping = Sweeping(store, tombstone_age_max=DAY, clock=Clock())
+    nonce = die(store, "r1")
+    away = store.state_dir.with_name("away")
+    store.state_dir.rename(away)
+
+    with caplog.at_level(logging.INFO):
+        sweeping.look_and_log()
+        away.rename(store.state_dir)
+        sweeping.look_and_log()
+    sweeping.stop()
+
+    assert "the sweep is tried again" in caplog.messages[0]
+    assert caplog.messages[1:] == ["swept 1 rollouts, 1 owner files"]
+    assert store.owner(nonce) is None
