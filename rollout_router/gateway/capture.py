@@ -34,6 +34,7 @@ from rollout_router.gateway.sink import CaptureSink, EpochFenced, SinkUnavailabl
 from rollout_router.gateway.turn_end import Ending
 from rollout_router.gateway.withholding import Withheld, withheld_of
 from rollout_router.gateway.writers import Writers
+from rollout_router.metrics import FENCED
 
 __all__ = ["RESPONSE_BYTES_MAX", "WITHHELD_BYTES_MAX", "Capture"]
 
@@ -128,6 +129,8 @@ class Capture:
         try:
             await self._writers.submit(call.rollout_id, lift)
         except EpochFenced as fenced:
+            FENCED.labels(where="sink").inc()
+            _log.warning("%s; nothing of it ran", fenced)
             return Refusal(
                 "claim_moved",
                 f"{fenced}; nothing ran, send again",
@@ -294,7 +297,7 @@ class _Exchange:
         try:
             await asyncio.shield(self._writing)
         except (EpochFenced, SinkUnavailable) as error:
-            _log.warning("a call's record was not taken: %s", error)
+            _not_taken(error)
             return str(error)
         return None
 
@@ -306,7 +309,7 @@ class _Exchange:
         if self._writing.done() and (error := self._writing.exception()) is not None:
             if not isinstance(error, EpochFenced | SinkUnavailable):
                 raise error
-            _log.warning("a call's record was not taken: %s", error)
+            _not_taken(error)
 
     def _made(self, outcome: Outcome) -> Record:
         query = self._scope.get("query_string", b"")
@@ -377,3 +380,10 @@ async def _answer(refusal: Refusal, send: Send) -> None:
     headers = refusal.headers()
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": refusal.body(), "more_body": False})
+
+
+def _not_taken(error: Exception) -> None:
+    """Say that a record was refused; nothing of its turn leaves (F2)."""
+    if isinstance(error, EpochFenced):
+        FENCED.labels(where="sink").inc()
+    _log.warning("a call's record was not taken: %s", error)

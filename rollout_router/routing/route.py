@@ -15,6 +15,7 @@ from typing import Final
 from rollout_router.asgi import App
 from rollout_router.claims import Claim, Moved
 from rollout_router.errors import Refusal
+from rollout_router.metrics import OWNER_UNREACHABLE
 from rollout_router.routing.decision import (
     REROUTES_MAX,
     Acquire,
@@ -187,12 +188,15 @@ class _Route:
             case Reread():
                 return False
             case Refuse(code, message):
+                if code == "owner_unreachable":
+                    OWNER_UNREACHABLE.inc()
                 raise self.refusal(code, message, claim)
 
     def _without_owner_file(self, claim: Claim) -> bool:
         """An owner file that is missing though a claim names it is unknown, not dead (C3)."""
         if self._worker.store.read(self._rollout_id) != claim:
             return False
+        OWNER_UNREACHABLE.inc()
         raise self.refusal(
             "owner_unreachable",
             f"the file of its owner, worker {claim.owner.nonce}, is missing or unreadable, so that"

@@ -22,6 +22,7 @@ from rollout_router.claims import (
     dead_owners,
     sweep_alone,
 )
+from rollout_router.metrics import SWEPT
 
 __all__ = ["PASS_EVERY_S", "Sweeping"]
 
@@ -91,8 +92,11 @@ class Sweeping:
             return
         if swept is None:
             return
-        if cleared := _cleared(swept):
-            _logger.info("swept %s", cleared)
+        cleared = _counts(swept)
+        for what, count in cleared.items():
+            SWEPT.labels(what=what).inc(count)
+        if cleared:
+            _logger.info("swept %s", ", ".join(f"{n} {what}" for what, n in cleared.items()))
         for left in (*swept.unreadable, *swept.failed):
             _logger.warning("not swept: %s (%s)", left.path, left.code)
 
@@ -118,7 +122,8 @@ class _Pace:
         return not stopped
 
 
-def _cleared(swept: Swept) -> str:
+def _counts(swept: Swept) -> dict[str, int]:
+    """What was cleared, and how much of it; what was not is left out."""
     counts = {
         "rollouts": len(swept.freed),
         "lost sessions": len(swept.lost),
@@ -127,4 +132,4 @@ def _cleared(swept: Swept) -> str:
         "sockets": len(swept.sockets),
         "temporary files": len(swept.leftovers),
     }
-    return ", ".join(f"{count} {what}" for what, count in counts.items() if count)
+    return {what: count for what, count in counts.items() if count}

@@ -28,6 +28,7 @@ from rollout_router.claims import (
     new_nonce,
 )
 from rollout_router.history import History
+from rollout_router.metrics import SOCKET_REBINDS
 from rollout_router.routing.admission import Admission
 from rollout_router.routing.ownership import Ownership
 from rollout_router.routing.private import PrivateServer, private_directory, private_socket_path
@@ -218,6 +219,7 @@ class Worker:
                 _logger.error("worker %s cannot be reached: %s", self.id, error)  # noqa: TRY400 - the message says all
             self._rebind_failed = True
         else:
+            SOCKET_REBINDS.inc()
             self._rebind_failed = False
             _logger.warning("worker %s: its socket file was gone, it listens again", self.id)
 

@@ -423,7 +423,7 @@ class Rig:
 
     async def close(self) -> None:
         for router in self.routers:
-            if router.worker is not None and not router.worker.closed:
+            if router.worker is not None and router.worker.life._fd >= 0:
                 await self.kill(router.worker)
         for owner in self.owners:
             owner.die()

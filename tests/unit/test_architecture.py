@@ -27,7 +27,7 @@ LAWS = {
 }
 
 # What each room may import of the package, besides itself. The three rooms do not know one another.
-SHARED = {"errors", "call", "asgi"}
+SHARED = {"errors", "call", "asgi", "metrics"}
 ROOMS = {
     **{module: set[str]() for module in SHARED},
     "processes": {"transport"},

@@ -14,6 +14,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
+from support.metrics import counted
 
 from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.call import CALL_KEY, Call
@@ -213,9 +214,11 @@ def test_f2_a_refused_record_before_the_answer_began_is_502(
     sink: CaptureSink, drive: Any, answering: Any, *, parts: tuple[bytes, ...], content_type: str
 ) -> None:
     app = moving(sink, answering(*parts, content_type=content_type), at=0)
+    before = counted("rollout_router_fenced_total", where="sink")
 
     answer = asyncio.run(drive().run(Capture(app, sink)))
 
+    assert counted("rollout_router_fenced_total", where="sink") == before + 1
     error = json.loads(answer.content)["error"]
     assert (answer.status, error["code"], error["rollout_id"]) == (502, "record_refused", "r1")
     assert b"retry-after" not in answer.headers

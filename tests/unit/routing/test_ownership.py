@@ -8,6 +8,7 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
+from support.metrics import counted
 from support.routing import PausedStore, Rig
 
 from rollout_router.claims import (
@@ -307,13 +308,18 @@ async def test_c2_a_claim_in_the_workers_name_that_memory_does_not_hold_is_taken
         own.check()
 
 
-async def test_c1_a_claim_that_was_forced_away_is_not_used_again(rig: Rig) -> None:
+async def test_c1_a_claim_that_was_forced_away_is_not_used_again(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     async with bench(rig) as own:
         held = await own.acquire()
         assert own.ownership.stands(held.grant)
         rig.force()
+        before = counted("rollout_router_fenced_total", where="dispatch")
 
         assert not own.ownership.stands(held.grant)
+        assert counted("rollout_router_fenced_total", where="dispatch") == before + 1
+        assert "was taken away" in caplog.text
         assert own.ownership.begin_held("r1") is None
         own.check()
         again = await own.acquire()

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 import pytest
+from support.metrics import counted
 from support.routing import AppCall, Application, Client, Rig, ScriptedOwner, answer, never
 
 from rollout_router.claims import Claim, Gate, Grant, Owner, OwnerIdentity, write_gate
@@ -167,9 +168,11 @@ async def test_c3_an_owner_that_lives_but_cannot_be_reached_keeps_its_claim(rig:
     rig.owner()  # its life lock is held, its socket is not there
     before, app = rig.claim(), Application()
     router, worker = await rig.start(app)
+    counted_before = counted("rollout_router_owner_unreachable_total")
 
     client = await Client().ask(router)
 
+    assert counted("rollout_router_owner_unreachable_total") == counted_before + 1
     assert (client.status, client.value(b"retry-after")) == (503, b"1")
     assert b'"owner_unreachable"' in client.content
     assert b"alive" in client.content

@@ -6,6 +6,7 @@ from datetime import timedelta
 from pathlib import Path
 
 import pytest
+from support.metrics import counted
 
 from rollout_router.claims import FileClaimStore, LifeLock, new_nonce
 from rollout_router.routing.sweeping import PASS_EVERY_S, SLICE_S, Sweeping, _Pace
@@ -135,6 +136,8 @@ def test_c7_a_store_that_cannot_be_swept_is_said_and_tried_again(
     away = store.state_dir.with_name("away")
     store.state_dir.rename(away)
 
+    before = counted("rollout_router_swept_total", what="rollouts")
+
     with caplog.at_level(logging.INFO):
         sweeping.look_and_log()
         away.rename(store.state_dir)
@@ -143,4 +146,5 @@ def test_c7_a_store_that_cannot_be_swept_is_said_and_tried_again(
 
     assert "the sweep is tried again" in caplog.messages[0]
     assert caplog.messages[1:] == ["swept 1 rollouts, 1 owner files"]
+    assert counted("rollout_router_swept_total", what="rollouts") == before + 1
     assert store.owner(nonce) is None

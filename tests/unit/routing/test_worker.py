@@ -6,6 +6,7 @@ import stat
 from pathlib import Path
 
 import pytest
+from support.metrics import counted
 from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router.claims import Gate, StoreRefused, StoreUnavailable, Verdict, write_gate
@@ -296,10 +297,12 @@ async def test_c3_a_worker_whose_socket_file_was_removed_listens_again(
         bound.set()
 
     monkeypatch.setattr(PrivateServer, "rebind", rebind_and_say)
+    before = counted("rollout_router_socket_rebinds_total")
     worker.socket_path.unlink()
     await bound.wait()
     taken = await Client().ask(other)
 
+    assert counted("rollout_router_socket_rebinds_total") == before + 1
     assert taken.status == 200
     assert taken.value(b"rollout-worker") == worker.id.encode()
 
