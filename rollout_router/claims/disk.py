@@ -17,6 +17,8 @@ from rollout_router.claims.record import RECORD_BYTES_MAX, Malformed
 
 __all__ = [
     "TEMPORARY",
+    "close_unwritten",
+    "has_bytes",
     "open_for_reading",
     "publish",
     "read_capped",
@@ -46,10 +48,21 @@ def open_for_reading(path: str) -> int:
         if error.errno in (errno.ELOOP, errno.ENXIO):  # a symbolic link, a socket
             raise Malformed("not_a_file") from error
         raise
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
+    regular = False
+    try:
+        regular = stat.S_ISREG(os.fstat(fd).st_mode)
+    finally:
+        if not regular:
+            close_unwritten(fd)
+    if not regular:
         raise Malformed("not_a_file")
     return fd
+
+
+def close_unwritten(fd: int) -> None:
+    """Close what nothing was written through: whatever the kernel answers, it is closed."""
+    with contextlib.suppress(OSError):
+        os.close(fd)
 
 
 def read_fd(fd: int) -> bytes:
@@ -72,7 +85,24 @@ def read_capped(path: str) -> bytes:
     try:
         return read_fd(fd)
     finally:
-        os.close(fd)
+        close_unwritten(fd)
+
+
+def has_bytes(path: str, raw: bytes) -> bool:
+    """Whether one read shows exactly *raw* in the file at *path*; False where nothing can be read.
+
+    For a caller that asks again, at more cost, what is wrong with a file that differs.
+    """
+    try:
+        fd = os.open(path, _READ)
+    except OSError:
+        return False
+    try:
+        return os.read(fd, len(raw) + 1) == raw
+    except OSError:
+        return False
+    finally:
+        close_unwritten(fd)
 
 
 def write_all(fd: int, raw: bytes) -> None:

@@ -268,8 +268,9 @@ class FileClaimStore(ClaimReader):
             at=_now(),
         )
         # Not durable: after a power cut the generation is above every epoch that was granted (C2).
-        status = publish(path, encode_claim(claim), durable=False)
-        return Grant(claim=claim, signature=signature_of(status))
+        raw = encode_claim(claim)
+        status = publish(path, raw, durable=False)
+        return Grant(claim=claim, signature=signature_of(status), path=path, raw=raw)
 
     def _raise_epoch(self, rollout_id: str, *, current: Claim | None) -> int:
         """Find the next epoch and put it on record, before anything is granted under it."""

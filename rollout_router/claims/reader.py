@@ -11,8 +11,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rollout_router.claims.disk import TEMPORARY, read_capped
-from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, errno_name
+from rollout_router.claims.disk import TEMPORARY, has_bytes, read_capped
+from rollout_router.claims.errors import (
+    ClaimsError,
+    ClaimUnreadable,
+    StoreUnavailable,
+    errno_name,
+)
 from rollout_router.claims.layout import STRIPE_NAMES, Layout
 from rollout_router.claims.record import (
     Claim,
@@ -34,7 +39,8 @@ from rollout_router.claims.verdict import Judgement, ProofOfDeath, judge, prove_
 __all__ = ["ClaimReader", "signature_of"]
 
 _ONE_FILE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
-"""Errors of one file; every other is of the process or the disk, and ends a survey."""
+"""Errors of one file, where its name can be looked up; every other is of the process or the disk,
+and ends a survey."""
 
 
 class ClaimReader:
@@ -53,16 +59,20 @@ class ClaimReader:
 
     def stands(self, grant: Grant) -> bool:
         """See the port."""
-        path = self.path_of(grant.claim.rollout_id)
+        path = grant.path
         try:
-            found = signature_of(os.stat(path, follow_symlinks=False))  # noqa: PTH116 - 2 us before every dispatch
+            found = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - 2 us before every dispatch
         except FileNotFoundError:
-            found = None
+            self._check_stripe(path)
+            return False
         except OSError as error:
             raise StoreUnavailable(f"looking at {path}", error.errno) from error
-        if found == grant.signature:
+        if (found.st_ino, found.st_ctime_ns, found.st_size) == grant.signature:
             return True
-        # A chmod changes the signature and nothing else: what the record says decides (C3).
+        # A chmod changes the signature and nothing else: what the record says decides (C3). Its
+        # bytes say the same without being decoded, which would cost more than three plain reads.
+        if found.st_size == len(grant.raw) and has_bytes(path, grant.raw):
+            return True
         return grant.claim.same_grant(self.read_file(path, grant.claim.rollout_id))
 
     def survey(self) -> Iterator[Claim | Unreadable]:
@@ -75,8 +85,6 @@ class ClaimReader:
                     claim = self.read_file(path, None)
                 except ClaimUnreadable as error:
                     yield Unreadable(path=path, code=error.code)
-                except StoreUnavailable as error:
-                    yield _unreadable_file(path, error)
                 else:
                     if claim is None:
                         continue  # released since its name was read
@@ -94,8 +102,6 @@ class ClaimReader:
                 identity = self.owner(name)
             except ClaimUnreadable as error:
                 yield Unreadable(path=path, code=error.code)
-            except StoreUnavailable as error:
-                yield _unreadable_file(path, error)
             else:
                 if identity is not None:
                     yield identity
@@ -109,10 +115,8 @@ class ClaimReader:
             identity = decode_identity(read_capped(path))
         except FileNotFoundError:
             return None
-        except Malformed as error:
-            raise ClaimUnreadable(path, error.code) from error
-        except OSError as error:
-            raise StoreUnavailable(f"reading {path}", error.errno) from error
+        except (Malformed, OSError) as error:
+            raise _unreadable(path, error) from error
         if identity.nonce != nonce:
             raise ClaimUnreadable(path, "wrong_name")
         return identity
@@ -145,10 +149,8 @@ class ClaimReader:
         except FileNotFoundError:
             self._check_stripe(path)
             return None
-        except Malformed as error:
-            raise ClaimUnreadable(path, error.code) from error
-        except OSError as error:
-            raise StoreUnavailable(f"reading {path}", error.errno) from error
+        except (Malformed, OSError) as error:
+            raise _unreadable(path, error) from error
         if rollout_id is not None and claim.rollout_id != rollout_id:
             raise ClaimUnreadable(path, "wrong_name")
         return claim
@@ -173,7 +175,10 @@ def _names(directory: str) -> list[str]:
         raise StoreUnavailable(f"listing {directory}", error.errno) from error
 
 
-def _unreadable_file(path: str, error: StoreUnavailable) -> Unreadable:
-    if error.errno not in _ONE_FILE:
-        raise error
-    return Unreadable(path=path, code=errno_name(OSError(error.errno, path)))
+def _unreadable(path: str, error: Malformed | OSError) -> ClaimsError:
+    """One file fails closed alone (C5); what may concern others is the store's (C7)."""
+    if isinstance(error, Malformed):
+        return ClaimUnreadable(path, error.code)
+    if error.errno in _ONE_FILE and os.path.lexists(path):
+        return ClaimUnreadable(path, errno_name(error))
+    return StoreUnavailable(f"reading {path}", error.errno)

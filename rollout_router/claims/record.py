@@ -13,9 +13,11 @@ not hold: another signature may be the same record in a file that somebody touch
 
 import hashlib
 import json
+import math
 import re
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from datetime import datetime
 from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, get_args
 
@@ -58,6 +60,9 @@ _NONCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _AT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
 _ENVELOPE: Final = re.compile(rb'(\{.+),"sha256":"([0-9a-f]{64})"\}[ \n]*', re.DOTALL)
 _NAME_BYTES_MAX: Final = 180
+_KEPT: Final = "abcdefghijklmnopqrstuvwxyz0123456789-"
+_ESCAPES: Final = {code: f"_{code:02x}" for code in range(128) if chr(code) not in _KEPT}
+_PID_MAX: Final = 2**31 - 1  # pid_t; what is larger cannot even be asked for
 _SIGNATURE_MODULUS: Final = 256
 _NAMES_CACHED: Final = (
     4096  # the path is needed before every dispatch, and costs more than its stat
@@ -140,6 +145,7 @@ class Claim:
         _check(self.state in get_args(State), "a claim is owned or lost")
         _check(self.state == "owned" or self.kind == "session", "only a session can be lost")
         _check(_AT.fullmatch(self.at) is not None, "at is UTC in ISO 8601 with a Z")
+        datetime.fromisoformat(self.at)  # its digits are a time, for tombstones are aged by it
         _check(len(self.reason) <= REASON_LENGTH_MAX, "a reason has at most 200 characters")
 
     def same_grant(self, other: "Claim | None") -> bool:
@@ -164,6 +170,8 @@ class Grant:
 
     claim: Claim
     signature: Signature
+    path: str  # of its file
+    raw: bytes = field(repr=False)  # in its file
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,7 +204,8 @@ class OwnerIdentity:
 
     def __post_init__(self) -> None:
         Owner(nonce=self.nonce, inode=self.inode)
-        _check(self.pid > 0, "a pid is above 0")
+        _check(0 < self.pid <= _PID_MAX, "a pid is above 0 and has 31 bits")
+        _check(math.isfinite(self.started_at), "a start time is finite")
         _check(bool(self.boot_id) and bool(self.socket) and bool(self.service), "no field is empty")
 
     @property
@@ -208,10 +217,7 @@ class OwnerIdentity:
 @lru_cache(maxsize=_NAMES_CACHED)
 def file_name(rollout_id: str) -> str:
     """The name of a claim file: unique also where a file system folds case; at most 180 bytes."""
-    kept = b"abcdefghijklmnopqrstuvwxyz0123456789-"
-    encoded = "r." + "".join(
-        chr(byte) if byte in kept else f"_{byte:02x}" for byte in rollout_id.encode()
-    )
+    encoded = "r." + rollout_id.translate(_ESCAPES)
     if len(encoded) <= _NAME_BYTES_MAX:
         return encoded
     return f"{encoded[:100]}_.h{hashlib.sha256(rollout_id.encode()).hexdigest()}"

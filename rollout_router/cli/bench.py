@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router bench``: the stages of a turn, side by side, as ratios within one run."""
+"""``rollout-router bench``: what turns and claims cost, side by side, as ratios within one run."""
 
 import json
 import logging
@@ -8,7 +8,7 @@ import platform
 import shutil
 import sys
 import tempfile
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Final
 
@@ -18,16 +18,19 @@ from rich.table import Table
 
 from rollout_router import __version__
 from rollout_router.bench.bodies import TURN_BYTES
+from rollout_router.bench.claims import CLAIM_WARM_UPS, ClaimCosts, choose_places, run_claims
 from rollout_router.bench.connection import BenchFailed
+from rollout_router.bench.measure import Measured
 from rollout_router.bench.run import APP, WARM_UPS, Sized, run_bench
-from rollout_router.claims import ClaimsError
-from rollout_router.cli.flags import ExitCode, flag, json_flag
+from rollout_router.claims import ClaimsError, Host
+from rollout_router.cli.flags import SCHEMA, ExitCode, flag, json_flag
 from rollout_router.processes import ServiceFailed
 
 __all__ = ["bench"]
 
-SCHEMA: Final = 1
 _SIZES: Final = "100000,500000,1000000,2000000"
+_CLAIM_ROUNDS: Final = 10
+"""So many rounds of claims for one of turns: those take microseconds, these milliseconds."""
 
 
 class _Sizes(click.ParamType[list[int]]):
@@ -49,39 +52,93 @@ class _Sizes(click.ParamType[list[int]]):
         return sizes
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Results:
+    """What was measured; a part that was left out is empty."""
+
+    rounds: int
+    sizes: list[Sized]
+    claims: list[ClaimCosts]
+    notes: list[str]  # which claims could not be measured, and why
+
+    def missed(self) -> list[str]:
+        """One line for people a target that was missed."""
+        return [
+            f"target missed in {costs.directory} ({costs.file_system}), {costs.claims:,} claims: "
+            f"{target.stage} costs {target.ratio:.3g} of three plain reads, above "
+            f"{target.ratio_max:g}"
+            for costs in self.claims
+            for target in costs.targets
+            if not target.met
+        ]
+
+
 @click.command()
+@flag("--only", type=click.Choice(["turns", "claims"]), help="Measure one of the two.")
 @flag("--sizes", type=_Sizes(), default=_SIZES, help="Bytes of history, separated by commas.")
-@flag("--rounds", type=click.IntRange(1), default=100, help="Measurements of each stage.")
+@flag(
+    "--claims",
+    type=click.IntRange(2),
+    default=10_000,
+    help="Claims of the owner, to compare with one.",
+)
+@flag(
+    "--rounds",
+    type=click.IntRange(1),
+    default=100,
+    help=f"Measurements of each stage of a turn; {_CLAIM_ROUNDS} times as many of a claim's.",
+)
 @flag(
     "--work-dir",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    type=click.Path(path_type=Path, file_okay=False, exists=True, writable=True),
     default=Path("/var/tmp"),  # noqa: S108 - a folder of our own is made in it
     help="On the disk that is measured; its path is short, because sockets lie below it.",
 )
 @json_flag()
-def bench(*, sizes: list[int], rounds: int, work_dir: Path, as_json: bool) -> None:
-    """Measure the stages of a turn at several sizes of history.
+def bench(
+    *, only: str | None, sizes: list[int], claims: int, rounds: int, work_dir: Path, as_json: bool
+) -> None:
+    """Measure the stages of a turn at several sizes of history, and the operations on claims.
 
-    The application only reads the body and answers, so no model is measured. Exit code 1: something
-    did not happen as it should, and there are no results; 4: no store can be on that disk.
+    The application only reads the body and answers, so no model is measured. Claims are measured on
+    disk and on tmpfs. Exit code 1: the owner's re-check of a claim missed its target, or something
+    did not happen as it should and there are no results; 4: no store can be on that disk.
     """
     # That cleaners may sweep the folder does not concern one that lives for minutes.
     logging.getLogger("rollout_router.claims.layout").setLevel(logging.ERROR)
-    folder = Path(tempfile.mkdtemp(prefix="rr-", dir=work_dir.absolute()))
+    turns_wanted, claims_wanted = only != "claims", only != "turns"
+    places, notes = (
+        choose_places(work_dir.absolute(), host=Host.here()) if claims_wanted else ([], [])
+    )
     try:
-        results = run_bench(folder, sizes=sizes, rounds=rounds, say=_say)
+        results = _Results(
+            rounds=rounds,
+            sizes=_turns(work_dir, sizes, rounds) if turns_wanted else [],
+            claims=run_claims(places, counts=[1, claims], rounds=rounds * _CLAIM_ROUNDS, say=_say),
+            notes=notes,
+        )
     except (BenchFailed, ServiceFailed) as error:
         _say(str(error))
         sys.exit(ExitCode.FAILED)
     except ClaimsError as error:
         _say(f"{error}; name another disk with --work-dir")
         sys.exit(ExitCode.REFUSED)
+    if as_json:
+        click.echo(json.dumps(_document(results)))
+    else:
+        _print(results)
+    missed = results.missed()
+    for line in missed:
+        _say(line)
+    sys.exit(ExitCode.FAILED if missed else ExitCode.FINE)
+
+
+def _turns(work_dir: Path, sizes: list[int], rounds: int) -> list[Sized]:
+    folder = Path(tempfile.mkdtemp(prefix="rr-", dir=work_dir.absolute()))
+    try:
+        return run_bench(folder, sizes=sizes, rounds=rounds, say=_say)
     finally:
         shutil.rmtree(folder)
-    if as_json:
-        click.echo(json.dumps(_document(results, rounds)))
-    else:
-        _print(results, rounds)
 
 
 def _machine() -> dict[str, Any]:
@@ -94,36 +151,59 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _document(results: list[Sized], rounds: int) -> dict[str, Any]:
+def _document(results: _Results) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
         "machine": _machine(),
         "app": APP,
-        "rounds": rounds,
+        "rounds": results.rounds,
         "warm_up_rounds": WARM_UPS,
-        "sizes": [asdict(sized) for sized in results],
+        "sizes": [asdict(sized) for sized in results.sizes],
+        "claims": {
+            "rounds": results.rounds * _CLAIM_ROUNDS,
+            "warm_up_rounds": CLAIM_WARM_UPS,
+            "notes": results.notes,
+            "stores": [asdict(costs) for costs in results.claims],
+        },
     }
 
 
-def _print(results: list[Sized], rounds: int) -> None:
+def _print(results: _Results) -> None:
     console = Console()
-    for sized in results:
+    for sized in results.sizes:
         title = (
             f"{sized.history_bytes:,} bytes of history: body {sized.body_bytes:,}, "
-            f"frame {sized.frame_bytes:,}; {rounds} rounds"
+            f"frame {sized.frame_bytes:,}; {results.rounds} rounds"
         )
-        table = Table(title=title)
-        table.add_column("stage")
-        for name in ("median ms", "p99 ms", "ratio"):
-            table.add_column(name, justify="right")
-        table.add_column("to")
-        for row in sized.stages:
-            ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-            times = (f"{row.median_ms:.3f}", f"{row.p99_ms:.3f}")
-            table.add_row(row.stage, *times, ratio, row.reference or "")
-        console.print(table)
+        console.print(_table(title, sized.stages, unit="ms", per_ms=1, digits=3))
+    for costs in results.claims:
+        title = (
+            f"{costs.claims:,} claims in {costs.directory} ({costs.file_system}); "
+            f"{results.rounds * _CLAIM_ROUNDS:,} rounds"
+        )
+        console.print(_table(title, costs.stages, unit="µs", per_ms=1000, digits=1))
+        for target in costs.targets:
+            console.print(
+                f"target {'met' if target.met else 'MISSED'}: {target.stage} costs "
+                f"{target.ratio:.3g} of three plain reads; at most {target.ratio_max:g}"
+            )
+    for note in results.notes:
+        console.print(note, markup=False)
     machine = ", ".join(f"{name} {value}" for name, value in _machine().items())
     console.print(f"{machine}; application {APP}", markup=False)
+
+
+def _table(title: str, stages: list[Measured], *, unit: str, per_ms: int, digits: int) -> Table:
+    table = Table(title=title)
+    table.add_column("stage")
+    for name in (f"median {unit}", f"p99 {unit}", "ratio"):
+        table.add_column(name, justify="right")
+    table.add_column("to")
+    for row in stages:
+        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
+        times = (f"{per_ms * time_ms:.{digits}f}" for time_ms in (row.median_ms, row.p99_ms))
+        table.add_row(row.stage, *times, ratio, row.reference or "")
+    return table
 
 
 def _say(line: str) -> None:

@@ -3,17 +3,21 @@
 
 import enum
 import os
+import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from datetime import timedelta
 from pathlib import Path
 from typing import Any, Final
 
 import click
 
 __all__ = [
+    "DURATION",
     "SCHEMA",
     "ExitCode",
+    "allow_network_fs_flag",
     "default_run_dir",
     "default_state_dir",
     "ended_by",
@@ -34,6 +38,30 @@ class ExitCode(enum.IntEnum):
     USAGE = 2
     DAMAGE_FOUND = 3
     REFUSED = 4
+
+
+class _Duration(click.ParamType[timedelta]):
+    """A length of time, as people write it."""
+
+    name = "duration"
+    _form = re.compile(r"(\d{1,9})([smhd]?)", re.ASCII)
+    _units: Final = {"": "seconds", "s": "seconds", "m": "minutes", "h": "hours", "d": "days"}
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> timedelta:
+        """Click's signature."""
+        if isinstance(value, timedelta):
+            return value
+        match = self._form.fullmatch(value)
+        if match is None:
+            said = "is no duration: write seconds, or a number with s, m, h or d, as in 30m"
+            self.fail(f"{value!r} {said}", param, ctx)
+        return timedelta(**{self._units[match[2]]: int(match[1])})
+
+
+DURATION: Final = _Duration()
+"""``90`` or ``90s``, ``30m``, ``2h``, ``1d``."""
 
 
 def flag(name: str, *names: str, **options: Any) -> Callable[[Any], Any]:
@@ -85,3 +113,12 @@ def state_dir_flag() -> Callable[[Any], Any]:
 def json_flag() -> Callable[[Any], Any]:
     """``--json``, for every listing."""
     return flag("--json", "as_json", is_flag=True, help="Print one JSON document.")
+
+
+def allow_network_fs_flag() -> Callable[[Any], Any]:
+    """``--allow-network-fs``, for every command that changes the store."""
+    return flag(
+        "--allow-network-fs",
+        is_flag=True,
+        help="Also on a network file system: all workers are on this host and use this mount.",
+    )

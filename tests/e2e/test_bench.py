@@ -3,6 +3,7 @@
 
 import json
 import subprocess
+from typing import Any
 
 from support.gateway import COMMAND
 
@@ -23,36 +24,74 @@ STAGES = {
 }
 
 
-def test_every_stage_has_a_ratio_to_its_reference_of_the_same_run() -> None:
-    done = subprocess.run(
-        [COMMAND, "bench", "--json", "--rounds", "2", "--sizes", "20000"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+def test_every_stage_of_a_turn_has_a_ratio_to_its_reference_of_the_same_run() -> None:
+    done = run("--json", "--only", "turns", "--rounds", "2", "--sizes", "20000")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
     assert document["schema"] == 1
     assert document["rounds"] == 2
     assert document["machine"]["cpus"] >= 1
+    assert document["claims"]["stores"] == []
     (sized,) = document["sizes"]
     assert sized["history_bytes"] == 20_000
     assert 0 < sized["frame_bytes"] < sized["body_bytes"]
-    stages = {stage["stage"]: stage for stage in sized["stages"]}
-    assert {name: stage["reference"] for name, stage in stages.items()} == STAGES
-    for stage in stages.values():
+    assert check(sized["stages"]) == STAGES
+
+
+def test_claims_have_targets_and_a_missed_one_is_the_exit_code() -> None:
+    done = run("--json", "--only", "claims", "--rounds", "1", "--claims", "5")
+    document = json.loads(done.stdout)
+    assert document["sizes"] == []
+    claims = document["claims"]
+    assert claims["rounds"] == 10
+    file_systems = {store["file_system"] for store in claims["stores"]}
+    assert len(claims["stores"]) == 2 * len(file_systems)
+    assert len(claims["notes"]) == 2 - len(file_systems)
+    missed = 0
+    for store in claims["stores"]:
+        assert store["claims"] >= 3
+        stages = {stage["stage"]: stage for stage in store["stages"]}
+        assert set(check(store["stages"]).values()) == {None, "plain_reads"}
+        assert {target["stage"] for target in store["targets"]} == {
+            "claim_recheck",
+            "claim_recheck_in_turn",
+            "claim_recheck_touched",
+        }
+        for target in store["targets"]:
+            assert target["ratio"] == stages[target["stage"]]["ratio"]
+            assert target["met"] == (target["ratio"] <= target["ratio_max"] == 1)
+            missed += not target["met"]
+    assert done.stderr.count("target missed") == missed
+    assert done.returncode == (1 if missed else 0)
+
+
+def test_the_figures_of_claims_are_printed_for_people() -> None:
+    done = run("--only", "claims", "--rounds", "1", "--claims", "2")
+    for word in ("median µs", "p99 µs", "claim_take_over", "target", "three plain reads"):
+        assert word in done.stdout
+
+
+def run(*arguments: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [COMMAND, "bench", *arguments], capture_output=True, text=True, check=False
+    )
+
+
+def check(listed: list[dict[str, Any]]) -> dict[str, str | None]:
+    """Each stage's reference; every ratio is that of the medians beside it."""
+    stages = {stage["stage"]: stage for stage in listed}
+    for stage in listed:
         assert 0 < stage["median_ms"] <= stage["p99_ms"]
         if stage["reference"] is None:
             assert stage["ratio"] is None
         else:
             reference_ms = stages[stage["reference"]]["median_ms"]
             assert stage["ratio"] == stage["median_ms"] / reference_ms > 0
+    return {name: stage["reference"] for name, stage in stages.items()}
 
 
 def test_sizes_that_are_no_histories_are_wrong_usage() -> None:
     for sizes in ("x", "20000,", "10", "20000,20000"):
-        done = subprocess.run(
-            [COMMAND, "bench", "--sizes", sizes], capture_output=True, text=True, check=False
-        )
+        done = run("--sizes", sizes)
         assert done.returncode == 2
         assert "sizes" in done.stderr

@@ -15,8 +15,8 @@ ROUNDS = 12  # more than a conversation has turns
 
 
 @pytest.fixture
-def store(folder: Path) -> FileClaimStore:
-    return FileClaimStore.open(folder / "state", service="bench")
+def store(directory: Path) -> FileClaimStore:
+    return FileClaimStore.open(directory / "state", service="bench")
 
 
 @pytest.fixture
