@@ -5,6 +5,7 @@ Synchronous and without HTTP: callers run it in threads, never on an event loop.
 directory (:class:`FileClaimStore`) behind a small port (:class:`ClaimStore`).
 """
 
+from rollout_router.claims.census import census, claim_files, code_of, rollout_of_file
 from rollout_router.claims.errors import (
     ClaimsError,
     ClaimUnreadable,
@@ -12,11 +13,23 @@ from rollout_router.claims.errors import (
     StoreRefused,
     StoreUnavailable,
 )
+from rollout_router.claims.evidence import (
+    FileFacts,
+    ProcessFacts,
+    command_of,
+    file_facts,
+    lock_at,
+    process_of,
+)
 from rollout_router.claims.files import FileClaimStore
 from rollout_router.claims.gate import WHY_LENGTH_MAX, Gate, read_gate, write_gate
 from rollout_router.claims.host import Host
+from rollout_router.claims.inspection import Inspection, inspect_store
 from rollout_router.claims.layout import check_access
 from rollout_router.claims.life import LifeLock
+from rollout_router.claims.lock_table import LockUse, lock_use
+from rollout_router.claims.orphans import Orphans, free_orphans
+from rollout_router.claims.parts import Finding
 from rollout_router.claims.port import ClaimStore
 from rollout_router.claims.record import (
     ROLLOUT_ID,
@@ -30,6 +43,7 @@ from rollout_router.claims.record import (
     Unreadable,
     new_nonce,
     stripe_of,
+    valid_nonce,
     valid_rollout_id,
 )
 from rollout_router.claims.repair import damage, repair
@@ -44,16 +58,22 @@ __all__ = [
     "ClaimUnreadable",
     "ClaimsError",
     "FileClaimStore",
+    "FileFacts",
+    "Finding",
     "ForceRefused",
     "Gate",
     "Grant",
     "Host",
+    "Inspection",
     "Judgement",
     "LifeLock",
+    "LockUse",
     "Moved",
+    "Orphans",
     "Owner",
     "OwnerIdentity",
     "Previous",
+    "ProcessFacts",
     "ProofOfDeath",
     "Signature",
     "StoreRefused",
@@ -61,15 +81,27 @@ __all__ = [
     "Swept",
     "Unreadable",
     "Verdict",
+    "census",
     "check_access",
+    "claim_files",
+    "code_of",
+    "command_of",
     "damage",
     "dead_owners",
+    "file_facts",
+    "free_orphans",
+    "inspect_store",
+    "lock_at",
+    "lock_use",
     "new_nonce",
+    "process_of",
     "read_gate",
     "repair",
+    "rollout_of_file",
     "stripe_of",
     "sweep",
     "sweep_alone",
+    "valid_nonce",
     "valid_rollout_id",
     "write_gate",
 ]

@@ -71,7 +71,8 @@ class ClaimUnreadable(ClaimsError):  # noqa: N818 - names the state of the recor
     Args:
         path: the file.
         code: ``empty``, ``too_large``, ``not_a_file``, ``checksum``, ``not_json``, ``version``,
-            ``newer_format``, ``field`` or ``wrong_name``.
+            ``newer_format``, ``field``, ``wrong_name``, or the error number of a file that cannot
+            be read while the others can (``EACCES``, ``EPERM``, ``EIO``).
     """
 
     def __init__(self, path: str, code: str) -> None:

@@ -189,6 +189,11 @@ class FileClaimStore(ClaimReader):
                     f"{error.path} is unreadable ({error.code}), so nobody can see claim epoch "
                     f"{expect_epoch} in it: restore it, or leave out --expect-epoch to force it"
                 ) from error
+            if os.path.isdir(error.path) and not os.path.islink(error.path):  # noqa: PTH112, PTH114 - strings, as everywhere here
+                raise ForceRefused(
+                    f"{error.path} is a directory, and nothing of ours makes one there: move it "
+                    "away; its rollout is free then"
+                ) from error
             return None
         if current is None:
             raise ForceRefused(f"rollout {rollout_id} has no claim: there is nothing to force")

@@ -48,6 +48,7 @@ STRIPE_NAMES: Final = tuple(f"{stripe:02x}" for stripe in range(STRIPES))
 _SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CREATION_TIMEOUT_S: Final = 60.0  # 256 synced files, on a disk that takes 200 ms for each
 _DIRECTORY_MODE: Final = 0o700
+_PARTS: Final = ("locks", "owners", "epochs", "claims")
 
 _log = logging.getLogger(__name__)
 
@@ -61,6 +62,10 @@ class Format:
     stripes: int
     generation: int  # rises once a boot; every epoch is above (generation << 32)
     boot_id: str  # of the boot that raised it last
+
+    def __post_init__(self) -> None:
+        if not 0 < self.generation <= GENERATION_MAX:
+            raise ValueError(f"a generation is in 1..2**31-1, not {self.generation}")
 
     def raised(self, boot_id: str) -> "Format":
         """The next generation.
@@ -105,28 +110,26 @@ def create_or_open(
         raise StoreRefused(f"{service!r} names no service: use 1 to 100 of A-Z a-z 0-9 . _ -")
     root = Path(os.path.realpath(state_dir))
     with _refusing(root):
+        # What is refused is refused before anything is made or raised.
+        local = _check_place(root, host=host, allow_network_fs=allow_network_fs)
         if service is not None:
             root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
         elif not root.is_dir():
             raise _no_store(root)
-        local = _check_place(root, host=host, allow_network_fs=allow_network_fs)
-        if service is None and _read_format(root) is None:
+        check_access(root)
+        if _known(root, service=service) is None and service is None:
             raise _no_store(root)
         (root / "locks").mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-        _check_directory(root / "locks")
         locks = StripeLocks(root / "locks", timeout_s=LOCK_TIMEOUT_S)
         with locks.hold("format", create=True, timeout_s=_CREATION_TIMEOUT_S):
-            found = _read_format(root)
+            found = _known(root, service=service)
             if found is None:
                 if service is None:
                     raise _no_store(root)
                 found = _create(root, service=service, boot_id=host.boot_id)
-            _check_format(root, found, service=service)
             if found.boot_id != host.boot_id:
                 found = found.raised(host.boot_id)
                 write_format(root, found)
-        for part in ("owners", "epochs", "claims"):
-            _check_directory(root / part)
     return Layout(root=root, format=found, host=host, local=local)
 
 
@@ -138,10 +141,9 @@ def look_at(state_dir: Path, *, host: Host) -> Layout:
     """
     root = Path(os.path.realpath(state_dir))
     with _refusing(root):
-        found = _read_format(root)
+        found = _known(root, service=None)
         if found is None:
             raise _no_store(root)
-        _check_format(root, found, service=None)
     return Layout(root=root, format=found, host=host, local=host.is_local(root))
 
 
@@ -153,7 +155,7 @@ def check_access(root: Path) -> None:
     Raises:
         StoreRefused: says of which directory, and what to do.
     """
-    for part in (root, *(root / name for name in ("locks", "owners", "epochs", "claims"))):
+    for part in (root, *(root / name for name in _PARTS)):
         with _refusing(root), contextlib.suppress(FileNotFoundError):
             _check_directory(part)
 
@@ -165,7 +167,7 @@ def read_format(root: Path) -> Format:
         StoreUnavailable: ``ESTALE``: it is gone or damaged, so this is no longer our store.
     """
     try:
-        found = _read_format(root)
+        found = _known(root, service=None)
     except (StoreRefused, OSError) as error:
         raise StoreUnavailable(f"reading {root}/FORMAT ({error})", errno.ESTALE) from error
     if found is None:
@@ -270,11 +272,18 @@ def _read_format(root: Path) -> Format | None:
                 f"{path} was written by a newer version: run that version, or use another directory"
             ) from error
         raise StoreRefused(f"{path} is damaged ({error.code}): restore it from a backup") from error
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise StoreRefused(f"{path} is damaged (field): restore it from a backup") from error
 
 
-def _check_format(root: Path, found: Format, *, service: str | None) -> None:
+def _known(root: Path, *, service: str | None) -> Format | None:
+    """FORMAT of a store that *service* may use: None where there is none yet.
+
+    A worker is refused a store that lacks a part; a command may be about to mend it.
+    """
+    found = _read_format(root)
+    if found is None:
+        return None
     if found.stripes != STRIPES:
         raise StoreRefused(
             f"{root} has {found.stripes} stripes, this version uses {STRIPES}: "
@@ -285,16 +294,23 @@ def _check_format(root: Path, found: Format, *, service: str | None) -> None:
             f"{root} holds the claims of service {found.service!r}, not of {service!r}: "
             "give each service a --state-dir of its own"
         )
+    missing = [part for part in _PARTS if not (root / part).exists()]
+    if service is not None and missing:
+        raise StoreRefused(
+            f"{root} lacks {', '.join(missing)}: stop all workers of this store and run "
+            "`rollout-router claims verify --repair`"
+        )
+    return found
 
 
 def _check_place(root: Path, *, host: Host, allow_network_fs: bool) -> bool:
-    _check_directory(root)
     local = host.is_local(root)
     if not local and not allow_network_fs:
         raise StoreRefused(
-            f"{root} is on a network file system ({host.file_system(root)}), where locks do not "
-            "order what is read: use a local --state-dir; or, when all workers are on this host "
-            "and use this mount, --allow-network-fs"
+            f"{root} is on a network file system, or one that is not known to be local "
+            f"({host.file_system(root)}), where locks may not order what is read: use a local "
+            "--state-dir; or, when all workers are on this host and use this mount, "
+            "--allow-network-fs"
         )
     if is_swept(root):
         _log.warning("%s is swept by cleaners of temporary files: use /var/lib or /run", root)

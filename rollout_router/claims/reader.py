@@ -102,6 +102,10 @@ class ClaimReader:
                 identity = self.owner(name)
             except ClaimUnreadable as error:
                 yield Unreadable(path=path, code=error.code)
+            except StoreUnavailable as error:
+                if error.errno not in _ONE_FILE:
+                    raise
+                yield Unreadable(path=path, code=errno_name(OSError(error.errno, path)))
             else:
                 if identity is not None:
                     yield identity
@@ -115,8 +119,10 @@ class ClaimReader:
             identity = decode_identity(read_capped(path))
         except FileNotFoundError:
             return None
-        except (Malformed, OSError) as error:
-            raise _unreadable(path, error) from error
+        except Malformed as error:
+            raise ClaimUnreadable(path, error.code) from error
+        except OSError as error:
+            raise StoreUnavailable(f"reading {path}", error.errno) from error
         if identity.nonce != nonce:
             raise ClaimUnreadable(path, "wrong_name")
         return identity

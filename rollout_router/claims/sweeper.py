@@ -122,7 +122,8 @@ class _Pass:
     def clear_leftovers(self) -> Iterator[str]:
         """Remove the temporary files that are there while nobody can be writing one."""
         root = self.store.state_dir
-        parts = [root, root / "owners", *(root / "claims" / stripe for stripe in STRIPE_NAMES)]
+        parts = [root, root / "owners", root / "epochs"]
+        parts += [root / "claims" / stripe for stripe in STRIPE_NAMES]
         for directory in parts:
             if directory.name in self.stuck:
                 continue

@@ -11,6 +11,7 @@ would see each other and call it life.
 unknown is never treated as dead.
 """
 
+import contextlib
 import enum
 import errno
 import fcntl
@@ -121,9 +122,9 @@ def judge(owner: Owner, *, path: str, boot_id: str, local: bool) -> Judgement:
             if identity is not None and not other_boot:
                 connect = probe_socket(identity.socket)
             if not other_boot and (identity is None or connect in _SUSPICIOUS):
-                life = _probe_life(fd, owner)
+                life = _probe_life(fd, owner, identity)
         finally:
-            os.close(fd)
+            _close(fd)
     verdict, reason = decide(other_boot=other_boot, local=local, connect=connect, life=life)
     proof = None
     if verdict is Verdict.DEAD:
@@ -148,11 +149,11 @@ def prove_death(owner: Owner, *, path: str, boot_id: str, local: bool) -> ProofO
         identity = _identity(fd, owner)
         if identity is not None and identity.boot_id != boot_id:
             return ProofOfDeath(owner=owner, evidence="other_boot", seal=_SEAL) if local else None
-        if _probe_life(fd, owner) == "free":
+        if _probe_life(fd, owner, identity) == "free":
             return ProofOfDeath(owner=owner, evidence="life_lock_free", seal=_SEAL)
         return None
     finally:
-        os.close(fd)
+        _close(fd)
 
 
 def probe_socket(path: str) -> str:
@@ -169,12 +170,15 @@ def probe_socket(path: str) -> str:
     except OSError as error:
         # A path that is too long is refused by Python itself, without an error number.
         return errno_name(error) if error.errno else "ENAMETOOLONG"
+    except UnicodeEncodeError:
+        return "EILSEQ"  # a lone surrogate: no file can have that name
     return "OK"
 
 
-def _probe_life(fd: int, owner: Owner) -> str:
+def _probe_life(fd: int, owner: Owner, identity: OwnerIdentity | None) -> str:
     try:
-        if os.fstat(fd).st_ino != owner.inode:
+        # A copy names the file that it was made of, and nobody ever locked it.
+        if {os.fstat(fd).st_ino, identity.inode if identity else owner.inode} != {owner.inode}:
             return "replaced"
         # Given back with the descriptor. Nobody waits for this lock: its owner took it at birth.
         fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
@@ -183,6 +187,11 @@ def _probe_life(fd: int, owner: Owner) -> str:
     except OSError as error:
         return errno_name(error)
     return "free"
+
+
+def _close(fd: int) -> None:
+    with contextlib.suppress(OSError):  # what was found stands, and the descriptor is gone
+        os.close(fd)
 
 
 def _identity(fd: int, owner: Owner) -> OwnerIdentity | None:

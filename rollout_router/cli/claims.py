@@ -1,54 +1,74 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router claims``: who owns what, and the evidence. What stands here only reads."""
+"""``rollout-router claims``: who owns what, and the commands that look closer or change it."""
 
 import json
 import sys
-from dataclasses import asdict
+from collections import Counter
+from dataclasses import dataclass
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table
 
 from rollout_router.claims import (
     Claim,
     ClaimsError,
-    FileClaimStore,
-    Judgement,
-    OwnerIdentity,
     Unreadable,
-    valid_rollout_id,
+    Verdict,
+    census,
+    claim_files,
+    valid_nonce,
 )
-from rollout_router.cli.claims_changes import force, reap, verify
-from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
+from rollout_router.cli.claims_changes import force, reap
+from rollout_router.cli.claims_owners import Owners, open_store, row_of
+from rollout_router.cli.claims_show import show_claim
+from rollout_router.cli.claims_verify import verify
+from rollout_router.cli.claims_view import described, name_each, print_table, progress
+from rollout_router.cli.flags import (
+    DURATION,
+    SCHEMA,
+    ExitCode,
+    ended_by,
+    flag,
+    json_flag,
+    state_dir_flag,
+)
 
-__all__ = ["Owners", "claims", "open_store"]
+__all__ = ["claims"]
+
+_ROWS: Final = 100
+_ROWS_MAX: Final = 10_000
+"""A table measures every cell before it prints one: this many take a few seconds."""
+
+_COLUMNS: Final = {
+    "rollout_id": "rollout",
+    "claim_epoch": "claim epoch",
+    "state": "state",
+    "worker_id": "worker",
+    "pid": "pid",
+    "verdict": "verdict",
+    "claimed_at": "claimed at",
+}
 
 
-class Owners:
-    """What is known of each owner, asked once an owner however many claims name it."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Filter:
+    """Which claims are asked for; None asks for all."""
 
-    def __init__(self, store: FileClaimStore) -> None:
-        self._store = store
-        self._known: dict[tuple[str, int], tuple[OwnerIdentity | None, Judgement]] = {}
+    worker: str | None
+    verdict: str | None
+    older_than: timedelta | None
 
-    def of(self, claim: Claim) -> tuple[OwnerIdentity | None, Judgement]:
-        """Its identity, None where its file is missing or unreadable, and the verdict on it."""
-        key = (claim.owner.nonce, claim.owner.inode)
-        if key not in self._known:
-            try:
-                identity = self._store.owner(claim.owner.nonce)
-            except ClaimsError:  # the judgement beside it says "unknown"; verify names the file
-                identity = None
-            self._known[key] = (identity, self._store.judge(claim.owner))
-        return self._known[key]
-
-
-def open_store(state_dir: Path) -> FileClaimStore:
-    """The store, to read; exits with a message where there is none or it is refused."""
-    with ended_by(ClaimsError, ExitCode.REFUSED):
-        return FileClaimStore.inspect(state_dir)
+    def takes(self, claim: Claim, *, owners: Owners, now: datetime) -> bool:
+        """The cheap questions first."""
+        if self.worker is not None and claim.owner.nonce != self.worker:
+            return False
+        if self.older_than is not None:
+            age = now - datetime.fromisoformat(claim.at)
+            if age <= self.older_than:
+                return False
+        return self.verdict is None or owners.of(claim)[1].verdict.value == self.verdict
 
 
 @click.group()
@@ -56,93 +76,71 @@ def claims() -> None:
     """Inspect, free and verify the claims of a store."""
 
 
-for command in (force, reap, verify):
+for command in (force, reap, show_claim, verify):
     claims.add_command(command)
 
 
 @claims.command("list")
+@flag("--worker", metavar="NONCE", help="Only the claims of this worker.")
+@flag(
+    "--verdict",
+    type=click.Choice([verdict.value for verdict in Verdict]),
+    help="Only the claims of owners that this is known of.",
+)
+@flag("--older-than", type=DURATION, help="Only claims older than 90 or 90s, 30m, 2h, 1d.")
+@flag(
+    "--rows",
+    type=click.IntRange(1, _ROWS_MAX),
+    default=_ROWS,
+    help="How many the table shows; --json shows all.",
+)
 @state_dir_flag()
 @json_flag()
-def list_claims(*, state_dir: Path, as_json: bool) -> None:
+def list_claims(
+    *,
+    worker: str | None,
+    verdict: str | None,
+    older_than: timedelta | None,
+    rows: int,
+    state_dir: Path,
+    as_json: bool,
+) -> None:
     """Show who owns what. Exit code 3 where a record cannot be read; each is named."""
+    if worker is not None and not valid_nonce(worker):
+        raise click.UsageError(f"{worker!r} is no worker's nonce")
     store = open_store(state_dir)
-    owners = Owners(store)
-    rows: list[dict[str, Any]] = []
+    asked = _Filter(worker=worker, verdict=verdict, older_than=older_than)
+    owners, now = Owners(store), datetime.now(UTC)
+    found: list[dict[str, Any]] = []
     unreadable: list[Unreadable] = []
-    with ended_by(ClaimsError, ExitCode.DAMAGE_FOUND):
-        for found in store.survey():
-            if isinstance(found, Unreadable):
-                unreadable.append(found)
-            else:
-                rows.append(_row(found, owners))
+    with (
+        ended_by(ClaimsError, ExitCode.FAILED),
+        progress("reading claims", claim_files(store)) as step,
+    ):
+        for record in census(store):
+            step()
+            if isinstance(record, Unreadable):
+                unreadable.append(record)
+            elif asked.takes(record, owners=owners, now=now):
+                found.append(row_of(record, owners))
     if as_json:
-        click.echo(
-            json.dumps(
-                {
-                    "schema": SCHEMA,
-                    "store_id": store.store_id,
-                    "claims": rows,
-                    "unreadable": [asdict(bad) for bad in unreadable],
-                }
-            )
-        )
+        document = {"schema": SCHEMA, "store_id": store.store_id, "claims": found}
+        click.echo(json.dumps({**document, "unreadable": [described(bad) for bad in unreadable]}))
     else:
-        table = Table("rollout", "claim epoch", "state", "worker", "pid", "verdict", "claimed at")
-        for row in rows:
-            columns = ("rollout_id", "claim_epoch", "state", "worker_id", "pid", "verdict")
-            table.add_row(*(str(row[name]) for name in (*columns, "claimed_at")))
-        Console().print(table)
-    for bad in unreadable:
-        click.echo(f"rollout-router: unreadable: {bad.path} ({bad.code})", err=True)
+        _print(found, rows=rows)
+    name_each(unreadable)
     sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
 
 
-@claims.command("show")
-@click.argument("rollout_id")
-@state_dir_flag()
-@json_flag()
-def show_claim(*, rollout_id: str, state_dir: Path, as_json: bool) -> None:
-    """Show one claim with the evidence for the verdict on its owner. Exit code 1: no claim."""
-    if not valid_rollout_id(rollout_id):
-        raise click.UsageError(f"{rollout_id!r} is no rollout id")
-    store = open_store(state_dir)
-    with ended_by(ClaimsError, ExitCode.DAMAGE_FOUND):
-        claim = store.read(rollout_id)
-    if claim is None:
-        click.echo(f"rollout-router: rollout {rollout_id} has no claim in {state_dir}", err=True)
-        sys.exit(ExitCode.FAILED)
-    owners = Owners(store)
-    identity, judgement = owners.of(claim)
-    record = {
-        **_row(claim, owners),
-        "kind": claim.kind,
-        "previous": asdict(claim.previous) if claim.previous else None,
-    }
-    evidence = {
-        "connect": judgement.connect,
-        "life_lock": judgement.life,
-        "reason": judgement.reason,
-        "owner": asdict(identity) if identity else None,
-    }
-    if as_json:
-        document = {"schema": SCHEMA, "store_id": store.store_id}
-        click.echo(json.dumps({**document, "claim": record, "evidence": evidence}))
-        return
-    table = Table("what", "value", show_header=False)
-    for name, value in {**record, **evidence}.items():
-        table.add_row(name, str(value))
-    Console().print(table)
-
-
-def _row(claim: Claim, owners: Owners) -> dict[str, Any]:
-    identity, judgement = owners.of(claim)
-    return {
-        "rollout_id": claim.rollout_id,
-        "claim_epoch": claim.claim_epoch,
-        "state": claim.state,
-        "worker_id": claim.owner.nonce,
-        "pid": identity.pid if identity else None,
-        "socket": identity.socket if identity else None,
-        "verdict": judgement.verdict.value,
-        "claimed_at": claim.at,
-    }
+def _print(found: list[dict[str, Any]], *, rows: int) -> None:
+    found.sort(key=lambda row: str(row["rollout_id"]))
+    shown = found[:rows]
+    print_table(list(_COLUMNS.values()), [[row[name] for name in _COLUMNS] for row in shown])
+    verdicts = Counter(row["verdict"] for row in found)
+    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
+    click.echo(f"{len(found)} claims{f': owners {counts}' if counts else ''}")
+    if left := len(found) - len(shown):
+        click.echo(
+            f"{left} of them are not in the table: narrow it with --worker, --verdict or "
+            "--older-than, or see all with --json"
+        )

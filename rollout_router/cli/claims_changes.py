@@ -1,14 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router claims force | reap | verify``: what an operator may change, and what is wrong.
+"""``rollout-router claims force | reap``: what an operator may change.
 
 What frees or forces is a dry run until ``--yes``: it refuses what the real one would refuse. A dry
-run, and ``verify`` without ``--repair``, make and raise nothing in the store. All of them work
-while workers run and while none does; none ends a worker: a forced claim fences its old owner.
+run takes no lock and makes and raises nothing in the store. Both work while workers run and while
+none does; none ends a worker: a forced claim fences its old owner.
 """
 
 import json
 import sys
-from dataclasses import asdict
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Final
@@ -20,20 +19,32 @@ from rollout_router.claims import (
     ClaimsError,
     FileClaimStore,
     ForceRefused,
-    StoreRefused,
     Unreadable,
-    check_access,
-    damage,
-    repair,
+    claim_files,
+    free_orphans,
     sweep,
+    valid_nonce,
     valid_rollout_id,
 )
-from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
+from rollout_router.cli.claims_owners import open_store, open_to_change
+from rollout_router.cli.claims_view import described, name_each, printable, progress
+from rollout_router.cli.flags import (
+    SCHEMA,
+    ExitCode,
+    allow_network_fs_flag,
+    ended_by,
+    flag,
+    json_flag,
+    state_dir_flag,
+)
 
-__all__ = ["force", "reap", "verify"]
+__all__ = ["force", "reap"]
 
 TOMBSTONE_AGE_MAX: Final = timedelta(hours=24)
 """How long a lost session says so before a reap forgets it."""
+
+_NAMED_MAX: Final = 20
+"""How many of a kind are named to people; documents name all."""
 
 
 @click.command()
@@ -43,9 +54,18 @@ TOMBSTONE_AGE_MAX: Final = timedelta(hours=24)
 )
 @flag("--reason", required=True, help="Why, for the record.")
 @flag("--yes", is_flag=True, help="Do it.")
+@allow_network_fs_flag()
 @state_dir_flag()
+@json_flag()
 def force(
-    *, rollout_id: str, expect_epoch: int | None, reason: str, yes: bool, state_dir: Path
+    *,
+    rollout_id: str,
+    expect_epoch: int | None,
+    reason: str,
+    yes: bool,
+    allow_network_fs: bool,
+    state_dir: Path,
+    as_json: bool,
 ) -> None:
     """Take a rollout away from its owner, alive or not.
 
@@ -54,89 +74,130 @@ def force(
     """
     if not valid_rollout_id(rollout_id):
         raise click.UsageError(f"{rollout_id!r} is no rollout id")
+    fenced = None
     with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
-        store = _open(state_dir, to_change=yes)
-        if not yes:
-            found = store.forceable(rollout_id, expect_epoch=expect_epoch)
-            click.echo(f"{_what_force_does(rollout_id, found)}; add --yes to do it")
-            return
-        epoch = store.force(rollout_id, expect_epoch=expect_epoch, reason=reason)
-    click.echo(f"rollout {rollout_id} is free; every claim epoch up to {epoch} is fenced")
+        store = _open(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
+        found = store.forceable(rollout_id, expect_epoch=expect_epoch)
+        if yes:
+            fenced = store.force(rollout_id, expect_epoch=expect_epoch, reason=reason)
+    if as_json:
+        document = {
+            "schema": SCHEMA,
+            "store_id": store.store_id,
+            "done": yes,
+            "rollout_id": rollout_id,
+            "kind": found.kind if found else None,
+            "worker_id": found.owner.nonce if found else None,
+            "claim_epoch": found.claim_epoch if found else None,
+            "fenced_epoch": fenced,
+        }
+        click.echo(json.dumps(document))
+    elif fenced is None:
+        click.echo(f"{_what_force_does(rollout_id, found)}; add --yes to do it")
+    else:
+        click.echo(f"rollout {rollout_id} is free; every claim epoch up to {fenced} is fenced")
 
 
 @click.command()
 @flag("--yes", is_flag=True, help="Do it.")
+@flag(
+    "--owner-missing",
+    metavar="NONCE",
+    help="Instead: free the claims of this worker, whose owner file is gone. Nobody can prove that "
+    "it is dead; if it lives, it is fenced.",
+)
+@allow_network_fs_flag()
 @state_dir_flag()
 @json_flag()
-def reap(*, yes: bool, state_dir: Path, as_json: bool) -> None:
+def reap(
+    *,
+    yes: bool,
+    owner_missing: str | None,
+    allow_network_fs: bool,
+    state_dir: Path,
+    as_json: bool,
+) -> None:
     """Free the rollouts of workers that are proven dead, and clear what they left.
 
     Exit code 3 where a record cannot be read; then no owner file goes, because it may name one.
+    Exit code 1 where something could not be cleared. Exit code 4 with --owner-missing while the
+    owner file is there.
     """
-    with ended_by(ClaimsError, ExitCode.FAILED):
+    if owner_missing is not None and not valid_nonce(owner_missing):
+        raise click.UsageError(f"{owner_missing!r} is no worker's nonce")
+    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
+        store = _open(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
+        if owner_missing is None:
+            cleared, unreadable, failed = _sweep(store, yes=yes)
+        else:
+            cleared, unreadable, failed = _free(store, owner_missing, yes=yes)
+    if as_json:
+        document = {
+            "schema": SCHEMA,
+            "done": yes,
+            "owner_missing": owner_missing,
+            **cleared,
+            "unreadable": [described(bad) for bad in unreadable],
+            "failed": [described(bad) for bad in failed],
+        }
+        click.echo(json.dumps(document))
+    else:
+        for what, names in cleared.items():
+            _say(what, names)
+        click.echo("done" if yes else "nothing was changed; add --yes to do it")
+    name_each(unreadable)
+    name_each(failed, what="could not be cleared")
+    if failed:
+        sys.exit(ExitCode.FAILED)
+    sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
+
+
+_Cleared = tuple[dict[str, list[str]], tuple[Unreadable, ...], tuple[Unreadable, ...]]
+
+
+def _sweep(store: FileClaimStore, *, yes: bool) -> _Cleared:
+    with progress("looking at claims", claim_files(store)) as step:
         swept = sweep(
-            _open(state_dir, to_change=yes),
+            store,
             now=datetime.now(UTC),
             tombstone_age_max=TOMBSTONE_AGE_MAX,
             dry_run=not yes,
+            pace=step,
         )
     cleared = {
         "freed": [claim.rollout_id for claim in swept.freed],
         "lost": [claim.rollout_id for claim in swept.lost],
+        "moved": [],
         "forgotten": [claim.rollout_id for claim in swept.forgotten],
         "owners": list(swept.owners),
         "sockets": list(swept.sockets),
         "leftovers": list(swept.leftovers),
     }
-    if as_json:
-        unreadable = [asdict(bad) for bad in swept.unreadable]
-        document = {"schema": SCHEMA, "done": yes, **cleared, "unreadable": unreadable}
-        click.echo(json.dumps(document))
-    else:
-        for what, names in cleared.items():
-            click.echo(f"{what}: {len(names)}{': ' if names else ''}{', '.join(names[:20])}")
-        click.echo("done" if yes else "nothing was changed; add --yes to do it")
-    _end_with(list(swept.unreadable))
+    return cleared, swept.unreadable, swept.failed
 
 
-@click.command()
-@flag("--repair", "mend", is_flag=True, help="Mend lock and epoch files; raises the generation.")
-@state_dir_flag()
-@json_flag()
-def verify(*, mend: bool, state_dir: Path, as_json: bool) -> None:
-    """Look at every part of a store. Exit code 3 where anything is wrong; each thing is named.
-
-    Claims themselves are never repaired: `claims force` frees an unreadable one's rollout.
-    """
-    with ended_by(ClaimsError, ExitCode.FAILED):
-        store = _open(state_dir, to_change=mend)
-        with ended_by(StoreRefused, ExitCode.REFUSED):
-            check_access(store.state_dir)
-        mended = repair(store) if mend else ()
-        wrong = [*damage(store)]
-        if not wrong:  # a stripe that is missing cannot be surveyed
-            wrong += [record for record in store.survey() if isinstance(record, Unreadable)]
-            wrong += [owner for owner in store.owners() if isinstance(owner, Unreadable)]
-    if as_json:
-        document = {
-            "schema": SCHEMA,
-            "store_id": store.store_id,
-            "mended": [asdict(one) for one in mended],
-            "damaged": [asdict(one) for one in wrong],
-        }
-        click.echo(json.dumps(document))
-    else:
-        for one in mended:
-            click.echo(f"mended: {one.path} ({one.code})")
-        click.echo("nothing is wrong" if not wrong else f"{len(wrong)} things are wrong")
-    _end_with(wrong)
+def _free(store: FileClaimStore, nonce: str, *, yes: bool) -> _Cleared:
+    with progress("looking at claims", claim_files(store)) as step:
+        orphans = free_orphans(store, nonce, dry_run=not yes, step=step)
+    cleared: dict[str, list[str]] = {
+        "freed": list(orphans.freed),
+        "lost": list(orphans.lost),
+        "moved": list(orphans.moved),
+        **{what: [] for what in ("forgotten", "owners", "sockets", "leftovers")},
+    }
+    return cleared, orphans.unreadable, ()
 
 
-def _open(state_dir: Path, *, to_change: bool) -> FileClaimStore:
-    with ended_by(StoreRefused, ExitCode.REFUSED):
-        if to_change:
-            return FileClaimStore.open(state_dir, service=None)
-        return FileClaimStore.inspect(state_dir)
+def _say(what: str, names: list[str]) -> None:
+    shown = ", ".join(printable(name) for name in names[:_NAMED_MAX])
+    more = f" and {len(names) - _NAMED_MAX} more" if len(names) > _NAMED_MAX else ""
+    click.echo(f"{what}: {len(names)}{': ' if names else ''}{shown}{more}")
+
+
+def _open(state_dir: Path, *, to_change: bool, allow_network_fs: bool) -> FileClaimStore:
+    if to_change:
+        return open_to_change(state_dir, allow_network_fs=allow_network_fs)
+    return open_store(state_dir)
 
 
 def _what_force_does(rollout_id: str, found: Claim | None) -> str:
@@ -148,9 +209,3 @@ def _what_force_does(rollout_id: str, found: Claim | None) -> str:
         f"would take rollout {rollout_id} from worker {found.owner.nonce}, "
         f"which has it under claim epoch {found.claim_epoch}"
     )
-
-
-def _end_with(unreadable: list[Unreadable]) -> None:
-    for bad in unreadable:
-        click.echo(f"rollout-router: {bad.path} ({bad.code})", err=True)
-    sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)

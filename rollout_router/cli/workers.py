@@ -4,15 +4,25 @@
 import json
 import sys
 from collections import Counter
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import click
-from rich.console import Console
-from rich.table import Table
 
-from rollout_router.claims import ClaimsError, FileClaimStore, Owner, Unreadable
-from rollout_router.cli.claims import open_store
+from rollout_router.claims import (
+    ClaimsError,
+    FileClaimStore,
+    Owner,
+    OwnerIdentity,
+    StoreUnavailable,
+    Unreadable,
+    census,
+    claim_files,
+    code_of,
+)
+from rollout_router.cli.claims_owners import open_store
+from rollout_router.cli.claims_view import described, name_each, print_table, progress
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
 
 __all__ = ["workers"]
@@ -27,29 +37,35 @@ def workers() -> None:
 @state_dir_flag()
 @json_flag()
 def list_workers(*, state_dir: Path, as_json: bool) -> None:
-    """Show every worker that left a file, dead ones too, and how many claims name it."""
+    """Show every worker that left a file, dead ones too, and how many claims name it.
+
+    Exit code 3 where a record cannot be read; each is named, and the counts are without them.
+    """
     store = open_store(state_dir)
-    with ended_by(ClaimsError, ExitCode.DAMAGE_FOUND):
+    with ended_by(ClaimsError, ExitCode.FAILED):
         rows, unreadable = _survey(store)
     if as_json:
-        click.echo(json.dumps({"schema": SCHEMA, "workers": rows}))
+        bad = [described(one) for one in unreadable]
+        click.echo(json.dumps({"schema": SCHEMA, "workers": rows, "unreadable": bad}))
     else:
-        table = Table("worker", "pid", "socket", "verdict", "claims")
-        for row in rows:
-            table.add_row(*map(str, row.values()))
-        Console().print(table)
-    for bad in unreadable:
-        click.echo(f"rollout-router: unreadable: {bad.path} ({bad.code})", err=True)
+        columns = ("worker", "pid", "socket", "verdict", "claims")
+        print_table(columns, [tuple(row.values()) for row in rows])
+    name_each(unreadable)
     sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
 
 
 def _survey(store: FileClaimStore) -> tuple[list[dict[str, Any]], list[Unreadable]]:
-    claims = Counter(
-        found.owner.nonce for found in store.survey() if not isinstance(found, Unreadable)
-    )
+    claims: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     unreadable: list[Unreadable] = []
-    for found in store.owners():
+    with progress("counting claims", claim_files(store)) as step:
+        for record in census(store):
+            step()
+            if isinstance(record, Unreadable):
+                unreadable.append(record)
+            else:
+                claims[record.owner.nonce] += 1
+    for found in _owners(store):
         if isinstance(found, Unreadable):
             unreadable.append(found)
             continue
@@ -64,3 +80,11 @@ def _survey(store: FileClaimStore) -> tuple[list[dict[str, Any]], list[Unreadabl
             }
         )
     return rows, unreadable
+
+
+def _owners(store: FileClaimStore) -> Iterator[OwnerIdentity | Unreadable]:
+    try:
+        yield from store.owners()
+    except StoreUnavailable as error:  # their directory is gone, or closed to us
+        path = f"{store.state_dir}/owners"
+        yield Unreadable(path=path, code=code_of(OSError(error.errno, path)))

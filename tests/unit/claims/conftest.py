@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,18 @@ import pytest
 from rollout_router.claims import FileClaimStore, LifeLock, Owner, new_nonce
 
 PROGRAM = Path(__file__).with_name("worker_process.py")
+NOBODY = 65534
 MEMORY = Path("/dev/shm")  # noqa: S108 - each test makes a private directory in it
 
 
 class WorkerProcess:
     """One real process; see ``worker_process.py`` for its commands."""
 
-    def __init__(self, state_dir: Path, run_dir: Path, *arguments: str) -> None:
+    def __init__(
+        self, state_dir: Path, run_dir: Path, *arguments: str, prefix: Sequence[str] = ()
+    ) -> None:
         self.process = subprocess.Popen(
-            [sys.executable, str(PROGRAM), str(state_dir), str(run_dir), *arguments],
+            [*prefix, sys.executable, str(PROGRAM), str(state_dir), str(run_dir), *arguments],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -60,6 +63,11 @@ class WorkerProcess:
 
     def fork(self) -> None:
         self.children.append(self.ask("fork"))
+
+    def give_birth(self, how: str) -> int:
+        """A child that outlives the worker, made by one of the ways of ``Worker.child``."""
+        self.children.append(self.ask("child", how=how))
+        return self.children[-1]
 
     def kill(self) -> None:
         self.process.kill()
@@ -100,6 +108,33 @@ def run_dir(directory: Path) -> Path:
 
 
 @pytest.fixture
+def unprivileged(directory: Path, run_dir: Path) -> Iterator[None]:
+    """The test runs as another user than root, who is refused nothing; the directory is its own."""
+    if os.geteuid() != 0:
+        yield
+        return
+    for path in (directory, run_dir):
+        os.chown(path, NOBODY, NOBODY)
+    os.seteuid(NOBODY)
+    yield
+    os.seteuid(0)
+
+
+@pytest.fixture
+def tree() -> Callable[[Path], dict[str, Any]]:
+    """Every name below a directory and what is there; change times too, so no touch is missed."""
+
+    def look(directory: Path) -> dict[str, Any]:
+        return {
+            str(path): (status.st_mode, status.st_ino, status.st_size, status.st_ctime_ns)
+            for path in directory.rglob("*")
+            for status in [path.lstat()]
+        }
+
+    return look
+
+
+@pytest.fixture
 def store(state_dir: Path) -> FileClaimStore:
     return FileClaimStore.open(state_dir, service="model")
 
@@ -123,8 +158,8 @@ def spawn(state_dir: Path, run_dir: Path) -> Iterator[Callable[..., WorkerProces
     """Makes worker processes; whatever is left of them is killed at the end."""
     with contextlib.ExitStack() as stack:
 
-        def make(*arguments: str) -> WorkerProcess:
-            worker = WorkerProcess(state_dir, run_dir, *arguments)
+        def make(*arguments: str, prefix: Sequence[str] = ()) -> WorkerProcess:
+            worker = WorkerProcess(state_dir, run_dir, *arguments, prefix=prefix)
             stack.callback(worker.close)
             return worker
 

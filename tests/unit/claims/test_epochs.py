@@ -11,6 +11,7 @@ from rollout_router.claims.epochs import (
     EpochsExhausted,
     decode_highest,
     encode_highest,
+    floor_of,
     next_epoch,
 )
 from rollout_router.claims.record import CLAIM_EPOCH_MAX, Malformed
@@ -33,6 +34,14 @@ def test_c2_no_epoch_is_used_twice_at_the_end(name: str) -> None:
 
     with pytest.raises(EpochsExhausted):
         next_epoch(generation=1, **last)
+
+
+def test_c2_the_last_generation_has_as_many_epochs_as_every_other() -> None:
+    room = floor_of(2) - floor_of(1)
+
+    assert floor_of(GENERATION_MAX) + room - 1 == CLAIM_EPOCH_MAX
+    last = next_epoch(highest=CLAIM_EPOCH_MAX - 1, generation=GENERATION_MAX, standing=0)
+    assert last == CLAIM_EPOCH_MAX
 
 
 @given(highest=st.integers(0, CLAIM_EPOCH_MAX))

@@ -3,16 +3,21 @@
 
 import errno
 import os
+import select
+import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import psutil
 import pytest
 
-from rollout_router.claims import FileClaimStore, LifeLock, StoreUnavailable, new_nonce
+from rollout_router.claims import FileClaimStore, LifeLock, StoreUnavailable, Verdict, new_nonce
 from rollout_router.claims.disk import read_capped
 from rollout_router.claims.record import decode_identity
 
 Live = Callable[[], LifeLock]
+Spawn = Callable[..., Any]
 
 
 def test_c3_a_worker_writes_down_who_it_is(store: FileClaimStore, live: Live) -> None:
@@ -134,6 +139,64 @@ def test_c3_names_that_no_prober_could_use_are_refused(
 ) -> None:
     with pytest.raises(ValueError, match=r"nonce|socket path"):
         LifeLock.acquire(store, nonce=nonce, socket=socket)
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        "os.fork",
+        "multiprocessing fork",
+        "multiprocessing spawn",
+        "multiprocessing forkserver",
+        "subprocess",
+        "os.system",
+        "os.posix_spawn",
+    ],
+)
+def test_c3_no_child_that_outlives_a_worker_keeps_it_alive(
+    store: FileClaimStore, spawn: Spawn, how: str
+) -> None:
+    worker = spawn().start(listen=False)
+    child = worker.give_birth(how)
+    assert store.judge(worker.owner).life == "held"
+
+    worker.kill()
+
+    judgement = store.judge(worker.owner)
+    assert (judgement.verdict, judgement.life) == (Verdict.DEAD, "free")
+    assert psutil.Process(child).status() != psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize("how", ["fork in C", "given the lock"])
+def test_c3_a_child_that_no_hook_of_python_saw_keeps_the_lock_as_long_as_it_lives(
+    store: FileClaimStore, spawn: Spawn, how: str
+) -> None:
+    """The safe side: such a child may still do the worker's work. Its claims wait for its end."""
+    worker = spawn().start(listen=False)
+    child = worker.give_birth(how)
+    worker.kill()
+
+    assert store.judge(worker.owner).verdict is Verdict.ALIVE
+    assert store.proof_of_death(worker.owner) is None
+
+    end = os.pidfd_open(child)
+    os.kill(worker.children.pop(), signal.SIGKILL)
+    assert select.select([end], [], [], 60)[0]
+    os.close(end)
+    assert store.judge(worker.owner).verdict is Verdict.DEAD
+
+
+def test_c3_the_end_of_a_child_does_not_give_the_lock_of_its_parent_back(
+    store: FileClaimStore, spawn: Spawn
+) -> None:
+    worker = spawn().start(listen=False)
+    child = worker.give_birth("os.fork")
+    end = os.pidfd_open(child)
+    os.kill(worker.children.pop(), signal.SIGKILL)
+    assert select.select([end], [], [], 60)[0]
+    os.close(end)
+
+    assert store.judge(worker.owner).life == "held"
 
 
 def test_c3_a_forked_child_holds_no_lock_and_the_parent_still_does(live: Live) -> None:

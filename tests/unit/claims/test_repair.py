@@ -4,8 +4,11 @@
 from collections.abc import Callable
 from pathlib import Path
 
+import pytest
+
 from rollout_router.claims import Claim, FileClaimStore, Grant, LifeLock, Moved, damage, repair
-from rollout_router.claims.epochs import floor_of
+from rollout_router.claims.epochs import encode_highest, floor_of
+from rollout_router.claims.repair import highest_of
 
 Live = Callable[[], LifeLock]
 
@@ -52,3 +55,26 @@ def test_c1_a_repair_makes_missing_parts_anew(store: FileClaimStore, live: Live)
     stripes = {Path(store.path_of(f"r{n}")).parent.name: f"r{n}" for n in range(4000)}
     for stripe in ("00", "7f"):
         claimed(store.take(stripes[stripe], owner))
+
+
+def test_c2_a_repair_never_lowers_an_epoch_file(store: FileClaimStore) -> None:
+    """A stripe that looked behind, and where a grant came in between."""
+    path = store.state_dir / "epochs" / "07"
+    path.write_bytes(encode_highest(floor_of(1) + 9))
+
+    assert repair(store, behind={"07": floor_of(1) + 9}) == ()
+    assert highest_of(str(path)) == floor_of(1) + 9
+
+    far = floor_of(7) + 1  # a claim of a later generation: FORMAT was put back too
+    assert [bad.code for bad in repair(store, behind={"07": far})] == ["behind"]
+    assert highest_of(str(path)) == far
+
+
+@pytest.mark.parametrize("part", ["locks", "epochs", "claims"])
+def test_c1_damage_names_what_is_no_directory(store: FileClaimStore, part: str) -> None:
+    (store.state_dir / part).rename(store.state_dir / "aside")
+    (store.state_dir / part).touch()
+
+    stripes = {bad.code for bad in damage(store) if Path(bad.path).parent.name == part}
+
+    assert stripes == {"not_a_directory"}

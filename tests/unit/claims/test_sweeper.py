@@ -120,6 +120,7 @@ def test_c3_leftovers_of_writers_are_cleared(store: FileClaimStore) -> None:
     leftovers = [
         store.state_dir / ".tmp.4567",
         store.state_dir / "owners" / ".tmp.abcd",
+        store.state_dir / "epochs" / ".tmp.89ab",
         store.state_dir / "claims" / "00" / ".tmp.0123",
     ]
     for path in leftovers:

@@ -5,14 +5,19 @@ Run as a program, never imported: ``worker_process.py STATE_DIR RUN_DIR``. It ha
 the claims room knows of a worker: a life lock, a socket and claims.
 """
 
+import ctypes
 import json
+import multiprocessing
 import os
 import resource
+import shlex
 import signal
 import socket
+import subprocess
 import sys
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 from rollout_router.claims import (
     ClaimsError,
@@ -94,13 +99,43 @@ class Worker:
         os.close(beginning)
         return child
 
-    def starve(self) -> Any:
-        """Leave no descriptor."""
+    def child(self, *, how: str) -> Any:
+        """A child that outlives its parent, made the way *how* names; its pid, once it runs."""
+        if how.startswith("multiprocessing "):
+            context: Any = multiprocessing.get_context(how.removeprefix("multiprocessing "))
+            hears, says = context.Pipe(duplex=False)
+            context.Process(target=linger, args=(says,)).start()
+            return hears.recv()
+        hears, says = (Connection(fd) for fd in os.pipe())
+        if how in ("os.fork", "fork in C"):
+            if (os.fork if how == "os.fork" else ctypes.PyDLL(None).fork)() == 0:
+                linger(says)
+        else:
+            os.set_inheritable(says.fileno(), True)  # noqa: FBT003 - os's own signature
+            self._execute(how, [sys.executable, "-S", "-c", LINGER, str(says.fileno())])
+        return hears.recv()
+
+    def _execute(self, how: str, command: list[str]) -> None:
+        if how == "subprocess":
+            subprocess.Popen(command, close_fds=False)
+        elif how == "os.system":
+            os.system(shlex.join(command) + " &")  # noqa: S605 - our own words
+        elif how == "os.posix_spawn":
+            os.posix_spawn(command[0], command, os.environ)
+        else:
+            assert how == "given the lock"
+            assert self.life
+            subprocess.Popen(command, pass_fds=[int(command[-1]), self.life._fd])
+
+    def starve(self, *, leave: int = 0) -> Any:
+        """Leave no descriptor, or *leave* of them."""
         resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64))
         try:
             while True:
                 self.starving.append(os.open("/dev/null", os.O_RDONLY))
         except OSError:
+            for _ in range(leave):
+                os.close(self.starving.pop())
             return len(self.starving)
 
     def feed(self) -> Any:
@@ -116,6 +151,24 @@ class Worker:
         assert self.life
         judgement = self.store.judge(self.life.owner)
         return [judgement.verdict.value, judgement.connect, judgement.life]
+
+
+LINGER = """
+import os, signal, sys
+from multiprocessing.connection import Connection
+Connection(int(sys.argv[1])).send(os.getpid())
+while True:
+    signal.pause()
+"""
+
+
+def linger(says: Connection) -> NoReturn:
+    """What a child does: say that it runs, and live on."""
+    for fd in (0, 1):
+        os.close(fd)
+    says.send(os.getpid())
+    while True:
+        signal.pause()
 
 
 def answer(taken: Grant | Moved) -> Any:

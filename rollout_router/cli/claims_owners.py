@@ -1,0 +1,63 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Opening a store for a command, its owners, and a claim as every document shows it."""
+
+from pathlib import Path
+from typing import Any
+
+from rollout_router.claims import (
+    Claim,
+    ClaimsError,
+    FileClaimStore,
+    Judgement,
+    OwnerIdentity,
+    StoreRefused,
+)
+from rollout_router.cli.flags import ExitCode, ended_by
+
+__all__ = ["Owners", "open_store", "open_to_change", "row_of"]
+
+
+class Owners:
+    """What is known of each owner, asked once an owner however many claims name it."""
+
+    def __init__(self, store: FileClaimStore) -> None:
+        self._store = store
+        self._known: dict[tuple[str, int], tuple[OwnerIdentity | None, Judgement]] = {}
+
+    def of(self, claim: Claim) -> tuple[OwnerIdentity | None, Judgement]:
+        """Its identity, None where its file is missing or unreadable, and the verdict on it."""
+        key = (claim.owner.nonce, claim.owner.inode)
+        if key not in self._known:
+            try:
+                identity = self._store.owner(claim.owner.nonce)
+            except ClaimsError:  # the judgement beside it says "unknown"; verify names the file
+                identity = None
+            self._known[key] = (identity, self._store.judge(claim.owner))
+        return self._known[key]
+
+
+def open_store(state_dir: Path) -> FileClaimStore:
+    """The store, to read; exits with a message where there is none or it is refused."""
+    with ended_by(ClaimsError, ExitCode.REFUSED):
+        return FileClaimStore.inspect(state_dir)
+
+
+def open_to_change(state_dir: Path, *, allow_network_fs: bool) -> FileClaimStore:
+    """The store, to change it; exits with a message where a worker would be refused it too."""
+    with ended_by(StoreRefused, ExitCode.REFUSED):
+        return FileClaimStore.open(state_dir, service=None, allow_network_fs=allow_network_fs)
+
+
+def row_of(claim: Claim, owners: Owners) -> dict[str, Any]:
+    """A claim as every document shows it."""
+    identity, judgement = owners.of(claim)
+    return {
+        "rollout_id": claim.rollout_id,
+        "claim_epoch": claim.claim_epoch,
+        "state": claim.state,
+        "worker_id": claim.owner.nonce,
+        "pid": identity.pid if identity else None,
+        "socket": identity.socket if identity else None,
+        "verdict": judgement.verdict.value,
+        "claimed_at": claim.at,
+    }

@@ -1,0 +1,110 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How the commands of a store speak: tables for people, what is unreadable, a progress bar.
+
+Names of files come from whoever could write into the store: none reaches a terminal unescaped.
+"""
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Final, TextIO
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
+
+from rollout_router.claims import Unreadable, rollout_of_file
+
+__all__ = ["SHOWN_AFTER_S", "described", "name_each", "print_table", "printable", "progress"]
+
+SHOWN_AFTER_S: Final = 1.0
+"""What ends sooner needs no bar."""
+
+_STRIDE: Final = 256
+"""Steps between two looks at the clock: some 20 ms of reading."""
+
+_PIPED_COLUMNS: Final = 500
+"""What is piped is not folded: an id has at most 200 characters."""
+
+
+def printable(value: object) -> str:
+    """*value* as text that does nothing to a terminal and that every encoding has."""
+    text = "-" if value is None else str(value)
+    if text.isprintable():
+        return text.encode("utf-8", "backslashreplace").decode()
+    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
+
+
+def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
+    """Print *rows* under *columns*; without a header where no column has a name."""
+    table = Table(show_header=any(columns))
+    for name in columns:
+        table.add_column(name, overflow="fold")
+    for row in rows:
+        table.add_row(*map(printable, row))
+    width = None if sys.stdout.isatty() else _PIPED_COLUMNS
+    Console(markup=False, highlight=False, emoji=False, width=width).print(table)
+
+
+def described(bad: Unreadable) -> dict[str, Any]:
+    """For a document: also whose claim it is, where its file name tells."""
+    return {"path": bad.path, "code": bad.code, "rollout_id": rollout_of_file(bad.path)}
+
+
+def name_each(unreadable: Iterable[Unreadable], *, what: str = "unreadable") -> None:
+    """Name each on stderr."""
+    for bad in unreadable:
+        click.echo(f"rollout-router: {what}: {printable(bad.path)} ({bad.code})", err=True)
+
+
+@contextmanager
+def progress(
+    what: str,
+    total: int,
+    *,
+    stream: TextIO | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Callable[[], bool]]:
+    """A bar on stderr, where that is a terminal, for what takes longer than about a second.
+
+    Args:
+        what: is done.
+        total: how often the caller will step, about.
+        stream: instead of stderr.
+        clock: in seconds.
+
+    Yields:
+        Call it at each step; it says True, as a sweep wants to hear.
+    """
+    stream = stream or sys.stderr
+    if not stream.isatty():
+        yield lambda: True
+        return
+    bar = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(file=stream),
+        transient=True,
+    )
+    task = bar.add_task(what, total=total)
+    begun, done, shown = clock(), 0, False
+
+    def step() -> bool:
+        nonlocal done, shown
+        done += 1
+        if done % _STRIDE == 0:
+            bar.update(task, completed=done)
+            if not shown and clock() - begun >= SHOWN_AFTER_S:
+                shown = True
+                bar.start()
+        return True
+
+    try:
+        yield step
+    finally:
+        if shown:
+            bar.stop()

@@ -1,0 +1,88 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What people see beside a verdict (C3, C5)."""
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from rollout_router.claims import (
+    FileClaimStore,
+    FileFacts,
+    LifeLock,
+    LockUse,
+    command_of,
+    file_facts,
+    lock_at,
+    process_of,
+)
+
+Live = Callable[[], LifeLock]
+NOBODY = LockUse()
+
+
+def test_c3_an_owner_that_runs_is_running(live: Live) -> None:
+    found = process_of(live().identity, life=NOBODY)
+    assert (found.state, found.command) == ("running", command_of(os.getpid()))
+    assert found.started_at is not None
+
+
+def test_c3_a_pid_that_another_process_has_now_is_recycled(live: Live) -> None:
+    before = replace(live().identity, started_at=1000.0)
+    assert process_of(before, life=NOBODY).state == "recycled"
+
+
+def test_c3_who_holds_the_life_lock_is_the_owner_whatever_clocks_say(
+    store: FileClaimStore, live: Live
+) -> None:
+    lock = live()
+    life = lock_at(str(store.state_dir / "owners" / lock.owner.nonce))
+    assert life == LockUse(holders=(os.getpid(),))
+    assert process_of(replace(lock.identity, started_at=1000.0), life=life).state == "running"
+
+
+def test_c3_a_pid_that_nobody_has_is_gone(live: Live) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    found = process_of(replace(live().identity, pid=ended.pid), life="missing")
+    assert (found.state, found.started_at, found.command) == ("gone", None, None)
+
+
+def test_c3_a_process_of_another_namespace_has_no_command() -> None:
+    assert command_of(0) is None
+    assert command_of(-1) is None
+
+
+def test_c5_bytes_of_a_file_cannot_reach_a_terminal(directory: Path) -> None:
+    path = directory / "r.x"
+    path.write_bytes(b"\x1b[2J\xff{}  \n")
+    facts = file_facts(str(path))
+    assert isinstance(facts, FileFacts)
+    assert (facts.kind, facts.size_bytes) == ("file", 10)
+    assert facts.begins is not None
+    assert facts.begins.endswith("\\xff{}")
+
+
+def make_link(path: Path) -> None:
+    path.symlink_to("/etc/passwd")
+
+
+@pytest.mark.parametrize(
+    ("make", "kind"),
+    [(Path.mkdir, "directory"), (make_link, "symbolic link"), (os.mkfifo, "FIFO")],
+)
+def test_c5_what_is_no_file_is_seen_and_not_read(
+    directory: Path, make: Callable[[Path], None], kind: str
+) -> None:
+    make(directory / "r.x")
+    facts = file_facts(str(directory / "r.x"))
+    assert isinstance(facts, FileFacts)
+    assert (facts.kind, facts.begins) == (kind, None)
+
+
+def test_c5_a_file_that_is_not_there_is_missing(directory: Path) -> None:
+    assert file_facts(str(directory / "r.x")) == "missing"

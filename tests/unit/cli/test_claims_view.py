@@ -1,0 +1,91 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What reaches a terminal, and when a bar does."""
+
+import io
+import itertools
+import os
+import pty
+from collections.abc import Iterator
+from typing import TextIO
+
+import pytest
+
+from rollout_router.cli.claims_view import SHOWN_AFTER_S, print_table, printable, progress
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (None, "-"),
+        (7, "7"),
+        ("r1", "r1"),
+        ("[bold]", "[bold]"),
+        ("\x1b[2J\n", "\\x1b[2J\\n"),
+        (os.fsdecode(b"\xff"), "\\udcff"),
+        ("é", "é"),
+        ("\u202e", "\\u202e"),
+    ],
+)
+def test_nothing_reaches_a_terminal_that_acts_on_it(value: object, text: str) -> None:
+    assert printable(value) == text
+
+
+def test_a_table_shows_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None:
+    print_table(("rollout", "why"), [("a" * 200, "[red]:smile:[/red]")])
+    out = capsys.readouterr().out
+    assert "a" * 200 in out
+    assert "[red]:smile:[/red]" in out
+
+
+@pytest.fixture
+def terminal() -> Iterator[tuple[TextIO, int]]:
+    """A terminal to write to, and the descriptor at which its user reads."""
+    reading, writing = pty.openpty()
+    os.set_blocking(reading, False)
+    with os.fdopen(writing, "w") as stream:
+        yield stream, reading
+    os.close(reading)
+
+
+def shown(reading: int) -> str:
+    try:
+        return os.read(reading, 1 << 16).decode()
+    except BlockingIOError:
+        return ""
+
+
+def test_what_takes_longer_than_a_second_has_a_bar(terminal: tuple[TextIO, int]) -> None:
+    stream, reading = terminal
+    clock = itertools.count(0.0, SHOWN_AFTER_S)
+    with progress("reading claims", 1000, stream=stream, clock=lambda: next(clock)) as step:
+        assert all(step() for _ in range(512))
+    assert "reading claims" in shown(reading)
+
+
+def test_what_ends_sooner_has_none(terminal: tuple[TextIO, int]) -> None:
+    stream, reading = terminal
+    with progress("reading claims", 1000, stream=stream, clock=lambda: 0.0) as step:
+        assert all(step() for _ in range(512))
+    assert shown(reading) == ""
+
+
+def test_a_bar_is_for_terminals_alone() -> None:
+    stream = io.StringIO()
+    clock = itertools.count(0.0, SHOWN_AFTER_S)
+    with progress("reading claims", 1000, stream=stream, clock=lambda: next(clock)) as step:
+        assert all(step() for _ in range(512))
+    assert stream.getvalue() == ""
+
+
+def test_a_bar_ends_with_what_it_was_for(terminal: tuple[TextIO, int]) -> None:
+    stream, _ = terminal
+    clock = itertools.count(0.0, SHOWN_AFTER_S)
+
+    def fail() -> None:
+        with progress("reading", 9, stream=stream, clock=lambda: next(clock)) as step:
+            for _ in range(512):
+                step()
+            raise LookupError
+
+    with pytest.raises(LookupError):
+        fail()
