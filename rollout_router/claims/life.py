@@ -11,6 +11,7 @@ Order of a worker's life: life lock, then socket, then claims; and the lock goes
 import contextlib
 import errno
 import fcntl
+import logging
 import os
 import weakref
 from datetime import UTC, datetime
@@ -19,7 +20,7 @@ from typing import TYPE_CHECKING, Final
 
 import psutil
 
-from rollout_router.claims.disk import TEMPORARY, sync_directory, write_all
+from rollout_router.claims.disk import TEMPORARY, close_unwritten, sync_directory, write_all
 from rollout_router.claims.errors import StoreUnavailable
 from rollout_router.claims.record import OwnerIdentity, encode_identity, valid_nonce
 
@@ -27,6 +28,8 @@ if TYPE_CHECKING:
     from rollout_router.claims.files import FileClaimStore
 
 __all__ = ["SOCKET_PATH_BYTES_MAX", "LifeLock"]
+
+_log = logging.getLogger(__name__)
 
 SOCKET_PATH_BYTES_MAX: Final = 107
 """sun_path holds 108 bytes, one of them the NUL."""
@@ -53,7 +56,7 @@ class LifeLock:
 
         Raises:
             ValueError: *nonce* is no nonce, or *socket* is longer than 107 bytes.
-            StoreUnavailable: no file is left; ``EEXIST`` when the nonce was used before.
+            StoreUnavailable: nothing is held; ``EEXIST`` when the nonce was used before.
         """
         if not valid_nonce(nonce):
             raise ValueError(f"not a worker's nonce: {nonce!r}")
@@ -61,14 +64,23 @@ class LifeLock:
             raise ValueError(f"a socket path has 1 to {SOCKET_PATH_BYTES_MAX} bytes: {socket!r}")
         directory = store.state_dir / "owners"
         path = str(directory / nonce)
-        try:
+        with contextlib.ExitStack() as undo:
             with store.holding_format():  # so that no sweep takes the temporary file for a leftover
-                fd, identity = _make(
-                    directory, nonce=nonce, socket=socket, service=store.service, boot=store.boot_id
-                )
-        except OSError as error:
-            raise StoreUnavailable(f"making the owner file {path}", error.errno) from error
-        return cls(fd=fd, path=path, identity=identity)
+                try:
+                    fd, identity = _make(
+                        directory,
+                        nonce=nonce,
+                        socket=socket,
+                        service=store.service,
+                        boot=store.boot_id,
+                    )
+                except (OSError, psutil.Error) as error:  # psutil has a tree of its own
+                    number = getattr(error, "errno", errno.EACCES)
+                    raise StoreUnavailable(f"making the owner file {path}", number) from error
+                made = cls(fd=fd, path=path, identity=identity)
+                undo.callback(made.close, remove=True)  # giving the lock back may fail
+            undo.pop_all()
+        return made
 
     def intact(self) -> bool:
         """Whether the lock is held, and others find it: the very file still has its name.
@@ -86,24 +98,24 @@ class LifeLock:
             return True
 
     def close(self, *, remove: bool = False) -> None:
-        """Give the lock back: from now on this worker is dead. Again is harmless.
+        """Give the lock back: from now on this worker is dead. Again is harmless. Never raises.
 
         Args:
             remove: unlink the owner file first. Only when no claim names it: a claim whose owner
-                file is missing can be moved by an operator alone. Otherwise the sweeper does it.
+                file is missing can be moved by an operator alone. Otherwise, and where it cannot
+                be unlinked, the sweeper does it.
         """
-        if self._fd < 0:
-            return
-        try:
-            if remove and self.intact():
+        if remove and self.intact():
+            try:
                 Path(self._path).unlink(missing_ok=True)
-        finally:
-            self._close()
+            except OSError as error:
+                _log.warning("the owner file %s is left to the sweeper: %s", self._path, error)
+        self._close()
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
-            os.close(fd)
+            close_unwritten(fd)  # what was written was synced
 
 
 def _make(

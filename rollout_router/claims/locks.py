@@ -9,7 +9,9 @@ A cleaner that removes lock files would let two writers in on two inodes. So a l
 missing is refused, and one that was replaced while we waited is tried once more, then refused.
 """
 
+import contextlib
 import errno
+import logging
 import os
 import threading
 import time
@@ -23,6 +25,8 @@ from filelock import Timeout, UnixFileLock
 from rollout_router.claims.errors import StoreUnavailable
 
 __all__ = ["LOCK_TIMEOUT_S", "StripeLocks"]
+
+_log = logging.getLogger(__name__)
 
 LOCK_TIMEOUT_S: Final = 5.0
 """A transaction holds its stripe for some 0.2 ms; five seconds mean a stopped process or disk."""
@@ -65,17 +69,17 @@ class StripeLocks:
         if not turn.acquire(timeout=bound_s):
             raise StoreUnavailable(f"waiting for the lock {path}", errno.ETIMEDOUT)
         try:
-            lock = self._acquire(path, ends_at=ends_at, create=create)
+            lock, fd = self._acquire(path, ends_at=ends_at, create=create)
             try:
                 yield
             finally:
-                lock.release()
+                _give_back(lock, fd)
         finally:
             turn.release()
 
-    def _acquire(self, path: str, *, ends_at: float, create: bool) -> UnixFileLock:
+    def _acquire(self, path: str, *, ends_at: float, create: bool) -> tuple[UnixFileLock, int]:
         for _ in range(2):
-            held: list[os.stat_result] = []
+            held: list[int] = []
             try:
                 if not create:
                     os.stat(path)  # noqa: PTH116 - strings on the path of every grant
@@ -87,7 +91,7 @@ class StripeLocks:
                     preserve_lock_file=True,
                     close_error_policy="suppress",  # the lock is given up either way
                     poll_interval=_POLL_INTERVAL_S,
-                    on_acquired=lambda fd, held=held: held.append(os.fstat(fd)),  # type: ignore[misc]
+                    on_acquired=held.append,
                 )
                 lock.acquire()
             except Timeout as error:
@@ -96,15 +100,31 @@ class StripeLocks:
                 raise StoreUnavailable(f"the lock file {path} is gone", errno.ESTALE) from error
             except OSError as error:
                 raise StoreUnavailable(f"taking the lock {path}", error.errno) from error
-            if _is_still(path, held[0]):
-                return lock
-            lock.release()
+            (fd,) = held
+            if _is_still(path, fd):
+                return lock, fd
+            _give_back(lock, fd)
         raise StoreUnavailable(f"the lock file {path} keeps being replaced", errno.ESTALE)
 
 
-def _is_still(path: str, held: os.stat_result) -> bool:
+def _is_still(path: str, fd: int) -> bool:
     try:
-        named = os.stat(path)  # noqa: PTH116 - as above
+        return os.path.samestat(os.stat(path), os.fstat(fd))  # noqa: PTH116 - as above
     except OSError:
         return False
-    return os.path.samestat(named, held)
+
+
+def _give_back(lock: UnixFileLock, fd: int) -> None:
+    """Unlock; where the kernel refuses that, close the file, which gives the lock back too.
+
+    Otherwise it would be held, by nobody, to the end of the process.
+    """
+    try:
+        lock.release()
+    except OSError as error:
+        _log.warning("%s could not be unlocked and is closed: %s", lock.lock_file, error)
+        with contextlib.suppress(OSError):
+            # The number stays the lock's own, for another file, until it closes that.
+            with Path(os.devnull).open() as nothing:
+                os.dup2(nothing.fileno(), fd, inheritable=False)
+            lock.release()

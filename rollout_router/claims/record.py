@@ -71,6 +71,8 @@ REASON_LENGTH_MAX: Final = 200  # characters; of 12 bytes each when escaped: far
 
 Kind = Literal["rollout", "session"]
 State = Literal["owned", "lost"]
+_KINDS: Final = frozenset(get_args(Kind))
+_STATES: Final = frozenset(get_args(State))
 
 
 class Malformed(ValueError):  # noqa: N818 - names the state of the bytes
@@ -139,10 +141,10 @@ class Claim:
     reason: str = ""  # of a tombstone: why the session was lost
 
     def __post_init__(self) -> None:
-        _check(self.kind in get_args(Kind), "a claim is of a rollout or a session")
+        _check(self.kind in _KINDS, "a claim is of a rollout or a session")
         _check(valid_rollout_id(self.rollout_id), f"not a rollout id: {self.rollout_id!r}")
         _check(0 < self.claim_epoch <= CLAIM_EPOCH_MAX, "a claim epoch is in 1..2**63-1")
-        _check(self.state in get_args(State), "a claim is owned or lost")
+        _check(self.state in _STATES, "a claim is owned or lost")
         _check(self.state == "owned" or self.kind == "session", "only a session can be lost")
         _check(_AT.fullmatch(self.at) is not None, "at is UTC in ISO 8601 with a Z")
         datetime.fromisoformat(self.at)  # its digits are a time, for tombstones are aged by it

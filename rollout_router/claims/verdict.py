@@ -11,7 +11,6 @@ would see each other and call it life.
 unknown is never treated as dead.
 """
 
-import contextlib
 import enum
 import errno
 import fcntl
@@ -20,7 +19,7 @@ import socket
 from dataclasses import InitVar, dataclass
 from typing import Final, Literal
 
-from rollout_router.claims.disk import open_for_reading, read_fd
+from rollout_router.claims.disk import close_unwritten, open_for_reading, read_fd
 from rollout_router.claims.errors import errno_name
 from rollout_router.claims.record import Malformed, Owner, OwnerIdentity, decode_identity
 
@@ -124,7 +123,7 @@ def judge(owner: Owner, *, path: str, boot_id: str, local: bool) -> Judgement:
             if not other_boot and (identity is None or connect in _SUSPICIOUS):
                 life = _probe_life(fd, owner, identity)
         finally:
-            _close(fd)
+            close_unwritten(fd)
     verdict, reason = decide(other_boot=other_boot, local=local, connect=connect, life=life)
     proof = None
     if verdict is Verdict.DEAD:
@@ -153,7 +152,7 @@ def prove_death(owner: Owner, *, path: str, boot_id: str, local: bool) -> ProofO
             return ProofOfDeath(owner=owner, evidence="life_lock_free", seal=_SEAL)
         return None
     finally:
-        _close(fd)
+        close_unwritten(fd)
 
 
 def probe_socket(path: str) -> str:
@@ -187,11 +186,6 @@ def _probe_life(fd: int, owner: Owner, identity: OwnerIdentity | None) -> str:
     except OSError as error:
         return errno_name(error)
     return "free"
-
-
-def _close(fd: int) -> None:
-    with contextlib.suppress(OSError):  # what was found stands, and the descriptor is gone
-        os.close(fd)
 
 
 def _identity(fd: int, owner: Owner) -> OwnerIdentity | None:

@@ -142,38 +142,6 @@ def test_c7_without_permission_nothing_is_lost_and_it_works_again(
     assert worker.ask("take", rollout="r1")["epoch"] > epoch
 
 
-@pytest.mark.parametrize("failing", ["open", "write", "rename", "pwrite"])
-@pytest.mark.parametrize(
-    "code", [errno.EIO, errno.EDQUOT, errno.EINTR], ids=["EIO", "EDQUOT", "EINTR"]
-)
-def test_c7_whichever_step_fails_the_old_claim_stands(
-    store: FileClaimStore, live: Live, *, failing: str, code: int
-) -> None:
-    owner = live().owner
-    grant = store.take("r1", owner)
-    assert isinstance(grant, Grant)
-    real = getattr(os, failing)
-
-    def fail(*arguments: Any) -> Any:
-        writing = failing != "open" or (len(arguments) > 1 and arguments[1] & os.O_EXCL)
-        if writing and "/locks/" not in str(arguments[0]):
-            raise OSError(code, "injected")
-        return real(*arguments)
-
-    with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(os, failing, fail)
-        with pytest.raises(StoreUnavailable) as raised:
-            store.take("r1", owner)
-
-    assert raised.value.errno == code
-    assert store.stands(grant)
-    assert store.read("r1") == grant.claim
-    assert temporary_files(store) == []
-    again = store.take("r1", owner)
-    assert isinstance(again, Grant)
-    assert again.claim.claim_epoch > grant.claim.claim_epoch
-
-
 def test_c7_a_short_write_goes_on_where_it_stopped(
     store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
