@@ -15,13 +15,12 @@ from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
-from weakref import WeakSet
 
 import uvicorn
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from rollout_router.asgi import App
 from rollout_router.claims import StoreRefused
+from rollout_router.routing.forked import WorkersProtocol, close_in_children
 
 __all__ = ["SOCKET_PATH_BYTES_MAX", "PrivateServer", "private_directory", "private_socket_path"]
 
@@ -31,19 +30,8 @@ SOCKET_PATH_BYTES_MAX: Final = 107
 BACKLOG: Final = 2048
 IDLE_S_MAX: Final = 24 * 3600  # longer than any forwarder keeps an idle connection
 
-_listening: "WeakSet[socket.socket]" = WeakSet()
 
-
-def _close_in_child() -> None:
-    for listener in list(_listening):
-        listener.close()
-
-
-# A forked child that kept the listener would take connections that nobody answers.
-os.register_at_fork(after_in_child=_close_in_child)
-
-
-class _Protocol(HttpToolsProtocol):
+class _Protocol(WorkersProtocol):
     """uvicorn's protocol, saying when a connection ends.
 
     It writes no access lines: the public port logged the request already.
@@ -209,5 +197,5 @@ def _listen(path: Path) -> tuple[socket.socket, int]:
             undo.pop_all()
     except OSError as error:
         raise StoreRefused(f"cannot listen on {path}: {error.strerror}") from error
-    _listening.add(listener)
+    close_in_children(listener)
     return listener, inode

@@ -227,4 +227,6 @@ class Worker:
         loop = asyncio.get_running_loop()
         while True:
             await asyncio.sleep(self.settings.sweep_s)
+            if self.closed:  # so is the sweeper's thread
+                return
             await loop.run_in_executor(self._sweeping.thread, self._sweeping.look_and_log)

@@ -19,6 +19,7 @@ import uvicorn
 
 from rollout_router.errors import ResponseCut
 from rollout_router.routing import Router
+from rollout_router.routing.forked import WorkersProtocol, close_in_children
 from rollout_router.serve.compose import compose
 from rollout_router.serve.config import ServeConfig
 
@@ -77,7 +78,9 @@ class _WithoutCuts(logging.Filter):
 
 def main(listen_fd: int, link_fd: int) -> int:
     """Serve until told to stop. Returns the process's exit code."""
-    link = socket.socket(fileno=link_fd)
+    link, listener = socket.socket(fileno=link_fd), socket.socket(fileno=listen_fd)
+    for inherited in (link, listener):
+        close_in_children(inherited)
     with link.makefile("r") as lines:
         config = ServeConfig.from_json(lines.readline())
     logging.basicConfig(
@@ -92,7 +95,7 @@ def main(listen_fd: int, link_fd: int) -> int:
     server = _WorkerServer(
         uvicorn.Config(
             router,
-            http="httptools",
+            http=WorkersProtocol,
             loop="uvloop",
             ws="auto",
             lifespan="on",
@@ -109,7 +112,7 @@ def main(listen_fd: int, link_fd: int) -> int:
         link,
     )
     try:
-        server.run(sockets=[socket.socket(fileno=listen_fd)])
+        server.run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again that it stopped for
         return 0
     return 0 if server.started else 1

@@ -2,41 +2,76 @@
 """The application under test: a bare ASGI callable that does what the test's control tells it.
 
 Served by ``rollout-router serve --app support.app:app`` with ``TEST_CONTROL`` naming the socket.
+``counted`` needs no control: it writes down each of its executions in the file
+``TEST_EXECUTIONS``, before it answers.
 """
 
 import asyncio
+import ctypes
 import hashlib
 import json
+import multiprocessing
 import os
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
 from typing import Any
 
 from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.call import CALL_KEY
 
-__all__ = ["app"]
+__all__ = ["app", "counted"]
+
+THINKING_S = 0.02
+"""How long a counted call takes, as a model would, so that some are in flight at any time."""
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
     """Report the call, then obey."""
     if scope["type"] != "http":
         raise RuntimeError("this application serves HTTP alone")
+    if (body := await _body(receive)) is None:
+        return
+    reader, writer = await asyncio.open_unix_connection(os.environ["TEST_CONTROL"])
+    try:
+        writer.write(json.dumps(_report(scope, body)).encode() + b"\n")
+        await _obey(reader, writer, send)
+    finally:
+        writer.close()
+
+
+async def counted(scope: Scope, receive: Receive, send: Send) -> None:
+    """Write down the digest of the body, one line an execution; think; answer."""
+    if scope["type"] != "http":
+        raise RuntimeError("this application serves HTTP alone")
+    if (body := await _body(receive)) is None:
+        return
+    flags = os.O_WRONLY | os.O_CREAT | os.O_APPEND
+    file = os.open(os.environ["TEST_EXECUTIONS"], flags, 0o600)  # one write, whole or not at all
+    try:
+        os.write(file, hashlib.sha256(body).hexdigest().encode() + b"\n")
+    finally:
+        os.close(file)
+    await asyncio.sleep(THINKING_S)
+    await send(_start({"do": "answer", "status": 200, "headers": {}, "body": "{}"}))
+    await send({"type": "http.response.body", "body": b"{}"})
+
+
+async def _body(receive: Receive) -> bytes | None:
+    """The whole body; None where the client left before its end."""
     body = b""
     more = True
     while more:
         message = await receive()
         if message["type"] == "http.disconnect":
-            return
+            return None
         body += message.get("body", b"")
         more = message.get("more_body", False)
-    reader, writer = await asyncio.open_unix_connection(os.environ["TEST_CONTROL"])
-    try:
-        writer.write(json.dumps(_report(scope, body)).encode() + b"\n")
-        await _obey(reader, send)
-    finally:
-        writer.close()
+    return body
 
 
-async def _obey(reader: asyncio.StreamReader, send: Send) -> None:
+async def _obey(reader: asyncio.StreamReader, writer: asyncio.StreamWriter, send: Send) -> None:
     while line := await reader.readline():
         order = json.loads(line)
         if order["do"] in {"answer", "begin"}:
@@ -50,8 +85,41 @@ async def _obey(reader: asyncio.StreamReader, send: Send) -> None:
         if order["do"] == "end":
             await send({"type": "http.response.body", "body": b""})
             return
+        if order["do"] == "spawn":
+            writer.write(b"%d\n" % SPAWN[order["how"]]())
         if order["do"] == "fail":
             raise RuntimeError("the test told this call to fail")
+
+
+def _popen() -> int:
+    """A program of its own, given all descriptors that may be inherited."""
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
+    return subprocess.Popen(command, close_fds=False, start_new_session=True).pid
+
+
+def _multiprocessing() -> int:
+    child = multiprocessing.get_context("fork").Process(target=signal.pause)
+    child.start()
+    if child.pid is None:
+        raise RuntimeError("it was started")
+    return child.pid
+
+
+def _fork(fork: Callable[[], int]) -> int:
+    pid = fork()
+    if pid == 0:
+        signal.pause()
+        os._exit(0)
+    return pid
+
+
+SPAWN: dict[str, Callable[[], int]] = {
+    "popen": _popen,
+    "multiprocessing": _multiprocessing,
+    "fork": lambda: _fork(os.fork),
+    # As an engine written in C forks: no hook of Python's runs, so no descriptor is closed.
+    "fork in C": lambda: _fork(ctypes.PyDLL(None).fork),
+}
 
 
 def _start(order: dict[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,12 @@ class Call:
         """Raise in the application."""
         self._tell({"do": "fail"})
 
+    def spawn(self, how: str) -> int:
+        """Start a child that lives until it is killed; ``support.app`` names the ways. Its pid."""
+        self._tell({"do": "spawn", "how": how})
+        with self._connection.makefile("rb") as lines:
+            return int(lines.readline())
+
     def wait_gone(self) -> None:
         """Wait until the call is over, cancelled, or its process dead."""
         self._connection.settimeout(PATIENCE_S)

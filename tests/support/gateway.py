@@ -10,7 +10,9 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -19,7 +21,17 @@ import httpx
 
 from rollout_router.transport.sandbox.wire import HISTORY_HEADER
 
-__all__ = ["COMMAND", "Gateway", "Shim", "kept", "wait_dead"]
+__all__ = [
+    "COMMAND",
+    "Gateway",
+    "Shim",
+    "kept",
+    "kill_and_wait",
+    "open_files",
+    "stopped",
+    "wait_dead",
+    "wait_until",
+]
 
 COMMAND = str(Path(sys.executable).with_name("rollout-router"))
 PATIENCE_S = 30.0
@@ -88,6 +100,7 @@ class Gateway(_Process):
         arguments: more flags of ``serve``.
         control: the socket of the test's control; serves ``support.app`` instead of the model.
         state: folder of an earlier gateway, to go on with its store and captures.
+        environment: more variables of its processes.
     """
 
     def __init__(
@@ -97,6 +110,7 @@ class Gateway(_Process):
         workers: int = 2,
         control: Path | None = None,
         state: Path | None = None,
+        environment: dict[str, str] | None = None,
     ) -> None:
         self.folder = folder
         self.state_dir = (state or folder) / "state"
@@ -111,7 +125,10 @@ class Gateway(_Process):
                 *app,
                 *arguments,
             ],
-            {} if control is None else {"TEST_CONTROL": str(control)},
+            {
+                **({} if control is None else {"TEST_CONTROL": str(control)}),
+                **(environment or {}),
+            },
         )
         self.wait_line("ready:")
 
@@ -170,7 +187,7 @@ class Gateway(_Process):
 
     def wait_replaced(self) -> None:
         """Wait until the supervisor's replacement serves."""
-        self.wait_line(" serves ")
+        self.wait_line(" serves model at ")
 
     def json(self, *command: str) -> dict[str, Any]:
         """The document that a listing prints with ``--json``."""
@@ -186,6 +203,18 @@ class Gateway(_Process):
     def claims(self) -> dict[str, dict[str, Any]]:
         """The claims by rollout."""
         return {claim["rollout_id"]: claim for claim in self.json("claims", "list")["claims"]}
+
+    def force(self, rollout_id: str) -> None:
+        """Take a rollout away from its owner, as an operator does."""
+        epoch = str(self.claims()[rollout_id]["claim_epoch"])
+        subprocess.run(
+            [
+                *(COMMAND, "claims", "force", rollout_id, "--expect-epoch", epoch),
+                *("--reason", "test", "--yes", "--state-dir", str(self.state_dir)),
+            ],
+            capture_output=True,
+            check=True,
+        )
 
     def records(self, rollout_id: str) -> list[dict[str, Any]]:
         """The captured calls of a rollout, oldest first."""
@@ -231,6 +260,43 @@ def kept(answer: httpx.Response) -> str | None:
     """The digest that an answer says is held, or None."""
     mark = answer.headers.get(HISTORY_HEADER, "")
     return mark.removeprefix("kept=") if mark.startswith("kept=") else None
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    """Wait for *condition*, where nothing tells of it: look, with pauses, for a bounded time."""
+    pause = threading.Event()  # never set
+    deadline = time.monotonic() + PATIENCE_S
+    while not condition():
+        if time.monotonic() > deadline:
+            raise TimeoutError(f"waited in vain until {what}")
+        pause.wait(0.01)
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """SIGSTOP a process for as long as the block lasts; when it begins, no thread of it runs."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        wait_until(lambda: _states(pid) == {"T"}, f"process {pid} is stopped")
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
+
+
+def open_files(pid: int) -> Iterator[str]:
+    """What a process has open, as proc_pid_fd(5) names it: a path, or ``kind:[inode]``."""
+    for link in Path(f"/proc/{pid}/fd").iterdir():
+        with suppress(FileNotFoundError):  # closed since
+            yield str(link.readlink())
+
+
+def _states(pid: int) -> set[str]:
+    """The states of a process's threads. Source: proc_pid_stat(5)."""
+    found = set()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        # The name before it may hold anything, and ends with the last parenthesis.
+        found.add((thread / "stat").read_text().rpartition(") ")[2][0])
+    return found
 
 
 def kill_and_wait(pid: int) -> None:

@@ -23,7 +23,6 @@ from rollout_router.claims import (
     Moved,
     Owner,
     ProofOfDeath,
-    StoreUnavailable,
     Unreadable,
     sweep,
 )

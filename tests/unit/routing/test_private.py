@@ -115,18 +115,15 @@ async def test_a_path_that_is_taken_is_refused_and_nothing_is_left_open(folder: 
     assert not (folder / "n.sock").exists()
 
 
-def test_a_listener_is_closed_in_a_forked_child(folder: Path) -> None:
+async def test_c3_a_listener_that_accepts_is_closed_in_a_forked_child(folder: Path) -> None:
     server = PrivateServer(folder / "n.sock", Application())
+    await server.start()
     number = server._socket.fileno()
     child = os.fork()
     if child == 0:
-        try:
-            os.fstat(number)
-        except OSError:
-            os._exit(0)
-        os._exit(1)
-    _, status = os.waitpid(child, 0)
-    server.close()
+        os._exit(stat.S_ISSOCK(os.fstat(number).st_mode))
+    _, status = os.waitpid(child, 0)  # noqa: ASYNC222 - it ends at once
+    await server.stop()
 
     assert os.waitstatus_to_exitcode(status) == 0
     with socket.socket(socket.AF_UNIX) as probe, pytest.raises(FileNotFoundError):
