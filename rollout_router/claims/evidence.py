@@ -57,7 +57,7 @@ class ProcessFacts:
         command: its command line; None where it is not to be seen.
     """
 
-    state: Literal["running", "recycled", "gone"]
+    state: Literal["running", "stopped", "recycled", "gone"]
     started_at: float | None = None
     command: str | None = None
 
@@ -101,13 +101,18 @@ def process_of(identity: OwnerIdentity, *, life: LockUse | str) -> ProcessFacts:
     """
     try:
         process = psutil.Process(identity.pid)
-        started_at = process.create_time()
+        started_at, status = process.create_time(), process.status()
     except psutil.Error:  # no such process, or no right to look at it
         return ProcessFacts(state="gone" if not psutil.pid_exists(identity.pid) else "recycled")
+    if status == psutil.STATUS_ZOMBIE:  # it ended, and nobody has asked how
+        return ProcessFacts(state="gone")
     same = abs(started_at - identity.started_at) <= _SAME_START_S
+    running: Literal["running", "stopped"] = (
+        "stopped" if status == psutil.STATUS_STOPPED else "running"
+    )
     holds = isinstance(life, LockUse) and identity.pid in life.holders
     return ProcessFacts(
-        state="running" if same or holds else "recycled",
+        state=running if same or holds else "recycled",
         started_at=started_at,
         command=command_of(identity.pid),
     )

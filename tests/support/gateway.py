@@ -180,9 +180,12 @@ class Gateway(_Process):
         kill_and_wait(self.pid_of(worker_id))
 
     def kill_all(self) -> None:
-        """SIGKILL the supervisor and every worker, and wait until all are dead."""
-        workers = [worker["pid"] for worker in self.ready["workers"]]
-        for pid in [self.process.pid, *workers]:
+        """SIGKILL the supervisor and every worker, and wait until all are dead.
+
+        The supervisor is stopped first: it would replace its workers, and they drain without it.
+        """
+        self.process.send_signal(signal.SIGSTOP)
+        for pid in [*(worker["pid"] for worker in self.ready["workers"]), self.process.pid]:
             kill_and_wait(pid)
 
     def wait_replaced(self) -> None:

@@ -2,12 +2,14 @@
 """What people see beside a verdict (C3, C5)."""
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import psutil
 import pytest
 
 from rollout_router.claims import (
@@ -50,6 +52,25 @@ def test_c3_a_pid_that_nobody_has_is_gone(live: Live) -> None:
     ended.wait()
     found = process_of(replace(live().identity, pid=ended.pid), life="missing")
     assert (found.state, found.started_at, found.command) == ("gone", None, None)
+
+
+def test_c3_a_process_that_ended_and_is_not_waited_for_is_gone(live: Live) -> None:
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    os.waitid(os.P_PID, ended.pid, os.WEXITED | os.WNOWAIT)
+    started_at = psutil.Process(ended.pid).create_time()
+    identity = replace(live().identity, pid=ended.pid, started_at=started_at)
+    assert process_of(identity, life=NOBODY).state == "gone"
+    ended.wait()
+
+
+def test_c3_a_stopped_process_is_said_to_be_stopped(live: Live) -> None:
+    with subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE) as child:
+        started_at = psutil.Process(child.pid).create_time()
+        identity = replace(live().identity, pid=child.pid, started_at=started_at)
+        child.send_signal(signal.SIGSTOP)
+        os.waitid(os.P_PID, child.pid, os.WSTOPPED)
+        assert process_of(identity, life=NOBODY).state == "stopped"
+        child.kill()
 
 
 def test_c3_a_process_of_another_namespace_has_no_command() -> None:
