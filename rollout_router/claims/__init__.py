@@ -26,7 +26,7 @@ from rollout_router.claims.gate import WHY_LENGTH_MAX, Gate, read_gate, write_ga
 from rollout_router.claims.host import Host
 from rollout_router.claims.inspection import Inspection, inspect_store
 from rollout_router.claims.layout import check_access
-from rollout_router.claims.life import LifeLock
+from rollout_router.claims.life import SOCKET_PATH_BYTES_MAX, LifeLock
 from rollout_router.claims.lock_table import LockUse, lock_use
 from rollout_router.claims.orphans import Orphans, free_orphans
 from rollout_router.claims.parts import Finding
@@ -52,6 +52,7 @@ from rollout_router.claims.verdict import Judgement, ProofOfDeath, Verdict
 
 __all__ = [
     "ROLLOUT_ID",
+    "SOCKET_PATH_BYTES_MAX",
     "WHY_LENGTH_MAX",
     "Claim",
     "ClaimStore",

@@ -12,8 +12,8 @@ import click
 from rollout_router.claims import ClaimsError, FileClaimStore, new_nonce, read_gate
 from rollout_router.cli.flags import ExitCode, default_run_dir, flag, state_dir_flag
 from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
-from rollout_router.routing.private import private_directory, private_socket_path
-from rollout_router.serve.compose import AppNotFound, load_app
+from rollout_router.routing.run_dir import private_directory, private_socket_path
+from rollout_router.serve.application import AppNotFound, load_app
 from rollout_router.serve.config import ServeConfig
 from rollout_router.serve.supervisor import PortTaken, Supervisor, bind_public
 

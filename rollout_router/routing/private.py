@@ -8,9 +8,7 @@ A socket file that somebody removed is bound anew under another name and renamed
 """
 
 import asyncio
-import os
 import socket
-import stat
 from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
@@ -21,11 +19,9 @@ import uvicorn
 from rollout_router.asgi import App
 from rollout_router.claims import StoreRefused
 from rollout_router.routing.forked import WorkersProtocol, close_in_children
+from rollout_router.routing.run_dir import private_directory
 
-__all__ = ["SOCKET_PATH_BYTES_MAX", "PrivateServer", "private_directory", "private_socket_path"]
-
-SOCKET_PATH_BYTES_MAX: Final = 107
-"""What fits into ``sun_path`` with its final NUL. Source: unix(7)."""
+__all__ = ["PrivateServer"]
 
 BACKLOG: Final = 2048
 IDLE_S_MAX: Final = 24 * 3600  # longer than any forwarder keeps an idle connection
@@ -46,40 +42,6 @@ class _Protocol(WorkersProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
         self.on_lost()
-
-
-def private_directory(path: Path) -> None:
-    """Make *path* a directory that only we can enter.
-
-    Raises:
-        StoreRefused: it is somebody else's, open to others, or no directory.
-    """
-    try:
-        path.mkdir(mode=0o700, parents=True, exist_ok=True)
-        status = path.lstat()
-    except OSError as error:
-        raise StoreRefused(f"the run directory {path} cannot be used: {error.strerror}") from error
-    if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
-        raise StoreRefused(f"the run directory {path} is not a directory of this user")
-    if stat.S_IMODE(status.st_mode) & 0o077:
-        raise StoreRefused(
-            f"the run directory {path} is open to other users: chmod 700 it or name another"
-        )
-
-
-def private_socket_path(directory: Path, nonce: str) -> Path:
-    """Where the worker named *nonce* listens.
-
-    Raises:
-        StoreRefused: the path is too long for a socket.
-    """
-    path = directory / f"{nonce}.sock"
-    if len(os.fsencode(path)) > SOCKET_PATH_BYTES_MAX:
-        raise StoreRefused(
-            f"the socket path {path} is longer than {SOCKET_PATH_BYTES_MAX} bytes:"
-            " name a shorter run directory"
-        )
-    return path
 
 
 class PrivateServer:

@@ -31,7 +31,8 @@ from rollout_router.history import History
 from rollout_router.metrics import SOCKET_REBINDS
 from rollout_router.routing.admission import Admission
 from rollout_router.routing.ownership import Ownership
-from rollout_router.routing.private import PrivateServer, private_directory, private_socket_path
+from rollout_router.routing.private import PrivateServer
+from rollout_router.routing.run_dir import private_directory, private_socket_path
 from rollout_router.routing.sessions import SessionNames
 from rollout_router.routing.settings import TOMBSTONE_S, Settings
 from rollout_router.routing.sweeping import Sweeping
