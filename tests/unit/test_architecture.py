@@ -69,8 +69,8 @@ def _files_of(room: str) -> list[Path]:
 
 def _laws_of_tests() -> set[str]:
     texts = (path.read_text() for path in (ROOT / "tests").rglob("test_*.py"))
-    named = re.compile(r"^\s*(?:async )?def test_([a-z]\d)_", re.MULTILINE)
-    return {law for text in texts for law in named.findall(text)}
+    named = re.compile(r"^(?:\s*(?:async )?def )?test_((?:[a-z]\d_)+)", re.MULTILINE)
+    return {law for text in texts for laws in named.findall(text) for law in laws[:-1].split("_")}
 
 
 def test_every_room_says_what_it_may_import() -> None:
