@@ -46,7 +46,7 @@ from rollout_router.claims.record import (
     valid_nonce,
     valid_rollout_id,
 )
-from rollout_router.claims.repair import damage, repair
+from rollout_router.claims.repair import repair
 from rollout_router.claims.sweeper import Swept, dead_owners, sweep, sweep_alone
 from rollout_router.claims.verdict import Judgement, ProofOfDeath, Verdict
 
@@ -87,7 +87,6 @@ __all__ = [
     "claim_files",
     "code_of",
     "command_of",
-    "damage",
     "dead_owners",
     "file_facts",
     "free_orphans",

@@ -22,6 +22,7 @@ __all__ = [
     "decode_highest",
     "encode_highest",
     "floor_of",
+    "generation_of",
     "next_epoch",
 ]
 
@@ -38,6 +39,11 @@ class EpochsExhausted(Exception):  # noqa: N818 - names the state of the stripe
 def floor_of(generation: int) -> int:
     """What every epoch granted under *generation* is above."""
     return generation << _GENERATION_SHIFT
+
+
+def generation_of(epoch: int) -> int:
+    """The generation under which *epoch* was granted."""
+    return epoch >> _GENERATION_SHIFT
 
 
 def next_epoch(*, highest: int, generation: int, standing: int) -> int:

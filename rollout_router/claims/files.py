@@ -65,6 +65,7 @@ class FileClaimStore(ClaimReader):
 
     def __init__(self, layout: Layout, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         super().__init__(layout)
+        self._layout = layout
         self._locks = StripeLocks(layout.root / "locks", timeout_s=lock_timeout_s)
         # One tuple, replaced as a whole: threads read it without a lock.
         self._format: tuple[tuple[int, int], Format] = ((0, 0), layout.format)
@@ -109,6 +110,10 @@ class FileClaimStore(ClaimReader):
             StoreRefused: there is none, or this program cannot read it.
         """
         return cls(look_at(state_dir, host=host or Host.here()))
+
+    def with_lock_timeout(self, lock_timeout_s: float) -> "FileClaimStore":
+        """The same store, opened before, whose locks are waited for *lock_timeout_s*."""
+        return FileClaimStore(self._layout, lock_timeout_s=lock_timeout_s)
 
     def take(self, rollout_id: str, owner: Owner, *, kind: Kind = "rollout") -> Grant | Moved:
         """See the port."""

@@ -22,7 +22,12 @@ from pathlib import Path
 from typing import Final
 
 from rollout_router.claims.disk import publish, read_capped, sync_directory
-from rollout_router.claims.epochs import GENERATION_MAX, decode_highest, encode_highest
+from rollout_router.claims.epochs import (
+    GENERATION_MAX,
+    decode_highest,
+    encode_highest,
+    generation_of,
+)
 from rollout_router.claims.errors import StoreRefused, StoreUnavailable, errno_name
 from rollout_router.claims.host import Host, is_swept
 from rollout_router.claims.locks import LOCK_TIMEOUT_S, StripeLocks
@@ -40,6 +45,7 @@ __all__ = [
     "Layout",
     "check_access",
     "create_or_open",
+    "highest_generation",
     "look_at",
     "restore_parts",
 ]
@@ -67,15 +73,16 @@ class Format:
         if not 0 < self.generation <= GENERATION_MAX:
             raise ValueError(f"a generation is in 1..2**31-1, not {self.generation}")
 
-    def raised(self, boot_id: str) -> "Format":
-        """The next generation.
+    def raised(self, boot_id: str, *, above: int) -> "Format":
+        """The next generation, also higher than *above*: FORMAT may come from a backup (C2).
 
         Raises:
             StoreRefused: after two thousand million of them.
         """
-        if self.generation >= GENERATION_MAX:
+        generation = max(self.generation, above) + 1
+        if generation > GENERATION_MAX:
             raise StoreRefused("the store's generations are used up: start a new store elsewhere")
-        return replace(self, generation=self.generation + 1, boot_id=boot_id)
+        return replace(self, generation=generation, boot_id=boot_id)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -128,7 +135,7 @@ def create_or_open(
                     raise _no_store(root)
                 found = _create(root, service=service, boot_id=host.boot_id)
             if found.boot_id != host.boot_id:
-                found = found.raised(host.boot_id)
+                found = found.raised(host.boot_id, above=highest_generation(root))
                 write_format(root, found)
     return Layout(root=root, format=found, host=host, local=local)
 
@@ -178,6 +185,16 @@ def read_format(root: Path) -> Format:
 def write_format(root: Path, fields: Format) -> None:
     """Replace FORMAT durably; the caller holds ``locks/format``."""
     publish(f"{root}/FORMAT", seal_envelope(asdict(fields)), durable=True)
+
+
+def highest_generation(root: Path) -> int:
+    """The highest generation in the epoch files that can be read; 0 where none can."""
+    highest = 0
+    for stripe in STRIPE_NAMES:
+        with contextlib.suppress(OSError, Malformed):  # its stripe fails closed until it is mended
+            epoch = decode_highest(read_capped(f"{root}/epochs/{stripe}"))
+            highest = max(highest, generation_of(epoch))
+    return highest
 
 
 def restore_parts(root: Path) -> list[Unreadable]:

@@ -51,11 +51,11 @@ class StripeLocks:
     def hold(
         self, name: str, *, create: bool = False, timeout_s: float | None = None
     ) -> Iterator[None]:
-        """Hold one lock: a stripe as two hexadecimal digits, or ``format``.
+        """Hold one lock: a stripe as two hexadecimal digits, ``format``, ``gate`` or ``sweep``.
 
         Args:
             name: of the lock file.
-            create: the file may be made now; only while a store is created or repaired.
+            create: the file may be made now: never that of a stripe, which orders grants.
             timeout_s: another bound than the store's.
 
         Raises:

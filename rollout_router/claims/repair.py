@@ -5,45 +5,26 @@ A repair writes epochs that no worker was ever given: it raises the generation f
 are never repaired: an operator frees the rollout of an unreadable one by force.
 """
 
-import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
 
 from rollout_router.claims.census import code_of
-from rollout_router.claims.disk import publish, read_capped
-from rollout_router.claims.epochs import decode_highest, encode_highest, floor_of
-from rollout_router.claims.errors import StoreUnavailable
+from rollout_router.claims.disk import TEMPORARY, publish, read_capped
+from rollout_router.claims.epochs import decode_highest, encode_highest, floor_of, generation_of
+from rollout_router.claims.errors import StoreRefused, StoreUnavailable
 from rollout_router.claims.files import FileClaimStore
 from rollout_router.claims.layout import (
     STRIPE_NAMES,
+    highest_generation,
     read_format,
     restore_parts,
     write_format,
 )
 from rollout_router.claims.record import Malformed, Unreadable
+from rollout_router.claims.sweeper import dead_owners
 
-__all__ = ["damage", "highest_of", "repair"]
-
-
-def damage(store: FileClaimStore) -> Iterator[Unreadable]:
-    """What ``repair`` would mend: fixed parts that are missing, epoch files that are damaged.
-
-    Never raises for a part that cannot be looked at: that is a damage too, with the name of the
-    error number.
-    """
-    root = str(store.state_dir)
-    parts = ["locks", "owners", "epochs", "claims"]
-    parts += [f"{part}/{stripe}" for stripe in STRIPE_NAMES for part in ("locks", "claims")]
-    for part in parts:
-        try:
-            os.lstat(f"{root}/{part}")
-        except OSError as error:
-            yield Unreadable(path=f"{root}/{part}", code=code_of(error))
-    for stripe in STRIPE_NAMES:
-        path = f"{root}/epochs/{stripe}"
-        if isinstance(code := highest_of(path), str):
-            yield Unreadable(path=path, code=code)
+__all__ = ["highest_of", "repair"]
 
 
 def repair(
@@ -51,8 +32,8 @@ def repair(
 ) -> tuple[Unreadable, ...]:
     """Mend the fixed parts of a store. Claims are never repaired: ``force`` frees their rollouts.
 
-    Run it while no worker runs when a lock file is missing: a worker that still holds the old file
-    would not exclude one that holds the new.
+    While a lock file is missing it needs that no worker lives: one that still holds the old file
+    would not exclude one that holds the new (C1).
 
     Args:
         store: opened, not only inspected.
@@ -63,18 +44,28 @@ def repair(
         What was damaged and is mended now.
 
     Raises:
+        StoreRefused: a lock file is missing and a worker is not proven dead, or the generations are
+            used up. Nothing was changed.
         StoreUnavailable: what was mended until then stays mended; run it again.
     """
     root = store.state_dir
     mended: list[Unreadable] = []
     try:
+        lacking = [name for name in STRIPE_NAMES if not (root / "locks" / name).exists()]
+        if lacking:
+            _check_nobody_lives(store, lacking)
         with store.holding_format():
             mended += restore_parts(root)
             damaged = [s for s in STRIPE_NAMES if _code(root, s, behind=behind)]
-            if not damaged:
+            found = read_format(root)
+            known = max(highest_generation(root), *map(generation_of, behind.values()), 0)
+            if not damaged and known <= found.generation:
                 return tuple(mended)
-            raised = read_format(root).raised(store.boot_id)
+            # Above every epoch on record, also where an old FORMAT was put back (C2).
+            raised = found.raised(store.boot_id, above=known)
             write_format(root, raised)
+            if known > found.generation:
+                mended.append(Unreadable(path=f"{root}/FORMAT", code="behind"))
             for stripe in damaged:
                 path = f"{root}/epochs/{stripe}"
                 with store.holding_stripe(stripe):
@@ -85,6 +76,21 @@ def repair(
     except OSError as error:
         raise StoreUnavailable(f"repairing {root}", error.errno) from error
     return tuple(mended)
+
+
+def _check_nobody_lives(store: FileClaimStore, lacking: list[str]) -> None:
+    owners = store.state_dir / "owners"
+    if not owners.exists():
+        return  # nobody can tell
+    dead = {owner.nonce for owner in dead_owners(store)}
+    names = {path.name for path in owners.iterdir() if not path.name.startswith(TEMPORARY)}
+    living = sorted(names - dead)
+    if living:
+        raise StoreRefused(
+            f"{store.state_dir}/locks lacks {', '.join(lacking[:5])}, and {len(living)} workers "
+            f"are not proven dead ({', '.join(living[:5])}): two writers on two lock files would "
+            "not exclude each other. Stop all workers of this store, then repair it"
+        )
 
 
 def highest_of(path: str) -> int | str:

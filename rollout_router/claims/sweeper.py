@@ -2,9 +2,10 @@
 """Clearing what dead workers left (law C3).
 
 A sweep takes nothing from anybody who is not proven dead (C3). Owner files go last: one goes when a
-whole pass over all stripes, begun after the proof, found no claim that names it and nothing
-unreadable that might; the sockets that it names go first, for only the file tells where they are. A
-temporary file is a leftover when the lock of its writers is held. A dry run takes no lock.
+whole pass over all stripes, begun after the proof, found no claim that names its worker and nothing
+unreadable that might; the sockets that it names go first, for only the file tells where they are,
+so a file that does not is left. A temporary file is a leftover when the lock of its writers is
+held. A dry run takes no lock.
 
 What cannot be cleared is named and passed by, so that one stuck stripe or one full disk does not
 keep the rest: the next sweep comes back for it.
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
+from rollout_router.claims.census import census
 from rollout_router.claims.disk import TEMPORARY
 from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, errno_name
 from rollout_router.claims.files import FileClaimStore
@@ -43,7 +45,7 @@ class Swept:
     leftovers: tuple[str, ...] = ()  # temporary files; in a dry run also files being written
     unreadable: tuple[Unreadable, ...] = ()  # left alone, and the reason why no owner file went
     failed: tuple[Unreadable, ...] = ()  # could not be cleared, by the name of the error number
-    whole: bool = True  # False: it was ended early, and no owner file went
+    whole: bool = True  # False: it was ended early, perhaps before an owner file went
 
 
 def _unhurried() -> bool:
@@ -59,13 +61,18 @@ class _Pass:
     now: datetime
     tombstone_age_max: timedelta
     dry_run: bool
+    pace: Callable[[], bool]
     freed: list[Claim] = field(default_factory=list)
     lost: list[Claim] = field(default_factory=list)
     forgotten: list[Claim] = field(default_factory=list)
     unreadable: list[Unreadable] = field(default_factory=list)
     failed: list[Unreadable] = field(default_factory=list)
-    named: set[Owner] = field(default_factory=set)  # by a claim that stays
+    named: set[str] = field(default_factory=set)  # nonces, by a claim that stays
     stuck: set[str] = field(default_factory=set)  # stripes whose lock was not had in time
+    dead_nonces: frozenset[str] = frozenset()
+
+    def __post_init__(self) -> None:
+        self.dead_nonces = frozenset(owner.nonce for owner in self.dead)
 
     def visit(self, record: Claim | Unreadable) -> None:
         """Clear one record, where it may go."""
@@ -74,15 +81,15 @@ class _Pass:
             return
         try:
             if stripe_of(record.rollout_id) in self.stuck or not self._clear(record):
-                self.named.add(record.owner)
-        except ClaimUnreadable as error:  # it changed since the survey read it
+                self.named.add(record.owner.nonce)
+        except ClaimUnreadable as error:  # it changed since it was listed
             self.unreadable.append(Unreadable(path=error.path, code=error.code))
         except StoreUnavailable as error:
             if error.errno == errno.ESTALE:
                 raise  # this is not our store any more
             if error.errno == errno.ETIMEDOUT:
                 self.stuck.add(stripe_of(record.rollout_id))
-            self.named.add(record.owner)
+            self.named.add(record.owner.nonce)
             self._fail(self.store.path_of(record.rollout_id), error)
 
     def _clear(self, claim: Claim) -> bool:
@@ -92,7 +99,10 @@ class _Pass:
             if expired and (self.dry_run or self.store.forget(claim)):
                 self.forgotten.append(claim)
             return True  # a tombstone needs no owner file
-        if (proof := self.dead.get(claim.owner)) is None:
+        proof = self.dead.get(claim.owner)
+        if proof is None and claim.owner.nonce in self.dead_nonces:
+            proof = self.store.proof_of_death(claim.owner)  # it names another file of that nonce
+        if proof is None:
             return False
         if self.dry_run or self.store.reap(claim, proof):
             (self.lost if claim.kind == "session" else self.freed).append(claim)
@@ -100,7 +110,7 @@ class _Pass:
 
     def clear_owners(self) -> Iterator[tuple[str, list[str]]]:
         """Remove the files of dead workers that no claim names: each nonce, and its sockets."""
-        leaving = [owner for owner in self.dead if owner not in self.named]
+        leaving = [owner for owner in self.dead if owner.nonce not in self.named]
         with ExitStack() as writers:
             if leaving and not self.dry_run:
                 try:
@@ -109,11 +119,15 @@ class _Pass:
                     self._fail(f"{self.store.state_dir}/owners", error)
                     return
             for owner in leaving:
+                if not self.pace():
+                    return
                 path = self.store.state_dir / "owners" / owner.nonce
                 try:
                     sockets = list(_sockets_of(self.store, owner))
                     for gone in () if self.dry_run else (*sockets, path):
                         gone.unlink(missing_ok=True)
+                except ClaimUnreadable as error:  # nobody knows where its sockets are
+                    self.failed.append(Unreadable(path=error.path, code=error.code))
                 except (StoreUnavailable, OSError) as error:
                     self._fail(str(path), error)
                 else:
@@ -127,6 +141,8 @@ class _Pass:
         for directory in parts:
             if directory.name in self.stuck:
                 continue
+            if not self.pace():
+                return
             try:
                 yield from self._clear_temporary(directory)
             except (StoreUnavailable, OSError) as error:
@@ -168,11 +184,12 @@ def sweep(
         now: the time, with its zone.
         tombstone_age_max: how long a lost session says 410.
         dry_run: change nothing, and take no lock; *store* may be inspected only.
-        pace: asked before each record, and may wait; False ends the sweep there.
+        pace: asked before each record, owner and directory of temporary files, and may wait; False
+            ends the sweep there.
 
     Raises:
-        StoreUnavailable: a directory cannot be read, or the store was replaced. What was cleared
-            until then stays cleared; the next sweep goes on.
+        StoreUnavailable: the owner files cannot be listed, the store was replaced, or this process
+            has no descriptors left. What was cleared until then stays cleared; the next goes on.
     """
     run = _Pass(
         store=store,
@@ -180,21 +197,23 @@ def sweep(
         now=now,
         tombstone_age_max=tombstone_age_max,
         dry_run=dry_run,
+        pace=pace,
     )
     whole = True
-    for record in store.survey():
+    for record in census(store):
         if not pace():
             whole = False
             break
         run.visit(record)
     cleared = list(run.clear_owners()) if whole and not run.unreadable else []
+    leftovers = list(run.clear_leftovers()) if whole else []
     return Swept(
         freed=tuple(run.freed),
         lost=tuple(run.lost),
         forgotten=tuple(run.forgotten),
         owners=tuple(nonce for nonce, _ in cleared),
         sockets=tuple(path for _, sockets in cleared for path in sockets),
-        leftovers=tuple(run.clear_leftovers()) if whole else (),
+        leftovers=tuple(leftovers),
         unreadable=tuple(run.unreadable),
         failed=tuple(run.failed),
         whole=whole,
@@ -252,11 +271,12 @@ def dead_owners(store: FileClaimStore) -> dict[Owner, ProofOfDeath]:
 
 
 def _sockets_of(store: FileClaimStore, owner: Owner) -> Iterator[Path]:
-    """The sockets that a worker left: a nonce is used once, so these names are of no other."""
-    try:
-        identity = store.owner(owner.nonce)
-    except ClaimUnreadable:
-        return  # where they were nobody knows
+    """The sockets that a worker left: a nonce is used once, so these names are of no other.
+
+    Raises:
+        ClaimUnreadable: its owner file does not say where they are.
+    """
+    identity = store.owner(owner.nonce)
     if identity is None or os.path.basename(identity.socket) != f"{owner.nonce}.sock":  # noqa: PTH119 - Path would hide a trailing slash
         return
     # The second is the name under which a worker binds anew when its socket file was removed.

@@ -20,6 +20,7 @@ from rollout_router.claims import (
     StoreUnavailable,
     Swept,
     dead_owners,
+    lock_at,
     sweep_alone,
 )
 from rollout_router.metrics import SWEPT
@@ -28,6 +29,10 @@ __all__ = ["PASS_EVERY_S", "Sweeping"]
 
 PASS_EVERY_S: Final = 600.0
 """How often a pass runs although nobody died: tombstones and temporary files are in no hurry."""
+
+LOCK_TIMEOUT_S: Final = 0.25
+"""How long a pass waits for a lock: it is held for a millisecond, and what is held longer is left for
+the next pass, so that a worker that leaves does not wait for its sweeper."""
 
 SLICE_S: Final = 0.005
 PAUSE_S: Final = 0.045
@@ -52,12 +57,13 @@ class Sweeping:
         tombstone_age_max: timedelta,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._store = store
+        self._store = store.with_lock_timeout(LOCK_TIMEOUT_S)
         self._tombstone_age_max = tombstone_age_max
         self._clock = clock
         self._stopped = threading.Event()
         self._left: frozenset[Owner] = frozenset()  # dead owners that the last pass had to leave
         self._pass_due_at = clock() + PASS_EVERY_S
+        self._held_up_since: float | None = None  # another worker holds the lock of sweeps
         self.thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sweeper")
 
     def look(self) -> Swept | None:
@@ -78,7 +84,11 @@ class Sweeping:
             tombstone_age_max=self._tombstone_age_max,
             pace=_Pace(self._stopped, self._clock),
         )
-        if swept is not None and swept.whole:
+        if swept is None:
+            self._warn_held_up()
+            return None
+        self._held_up_since = None
+        if swept.whole:
             self._left = frozenset(owner for owner in dead if owner.nonce not in swept.owners)
             self._pass_due_at = self._clock() + PASS_EVERY_S
         return swept
@@ -100,8 +110,27 @@ class Sweeping:
         for left in (*swept.unreadable, *swept.failed):
             _logger.warning("not swept: %s (%s)", left.path, left.code)
 
+    def _warn_held_up(self) -> None:
+        """Say it where another worker sweeps for longer than any pass takes: it may be stopped."""
+        now = self._clock()
+        if self._held_up_since is None:
+            self._held_up_since = now
+        if now - self._held_up_since >= PASS_EVERY_S:
+            self._held_up_since = now
+            path = f"{self._store.state_dir}/locks/sweep"
+            use = lock_at(path)
+            held_by = (
+                use if isinstance(use, str) else use.holders or "a process that cannot be seen"
+            )
+            _logger.warning(
+                "no sweep for %.0f s: %s is held by %s; let that worker go on, or end it",
+                PASS_EVERY_S,
+                path,
+                held_by,
+            )
+
     def stop(self) -> None:
-        """End a pass that runs, within a slice, and let the thread end."""
+        """End a pass that runs, within a slice or a wait for a lock, and let the thread end."""
         self._stopped.set()
         self.thread.shutdown(wait=False)
 

@@ -2,14 +2,22 @@
 """When a worker sweeps, how fast, and what it says of it (C3)."""
 
 import logging
+import os
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
 from support.metrics import counted
 
-from rollout_router.claims import FileClaimStore, LifeLock, new_nonce
-from rollout_router.routing.sweeping import PASS_EVERY_S, SLICE_S, Sweeping, _Pace
+from rollout_router.claims import FileClaimStore, LifeLock, new_nonce, stripe_of
+from rollout_router.claims.locks import StripeLocks
+from rollout_router.routing.sweeping import (
+    LOCK_TIMEOUT_S,
+    PASS_EVERY_S,
+    SLICE_S,
+    Sweeping,
+    _Pace,
+)
 
 DAY = timedelta(days=1)
 
@@ -105,6 +113,38 @@ def test_c3_a_pass_ends_when_its_worker_leaves(store: FileClaimStore) -> None:
     assert swept is not None
     assert (len(swept.freed), swept.owners) == (20, (nonce,))
     again.stop()
+
+
+def test_c7_a_pass_that_another_holds_up_for_long_is_said_with_who_does(
+    store: FileClaimStore, caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = Clock()
+    sweeping = Sweeping(store, tombstone_age_max=DAY, clock=clock)
+    die(store)
+
+    with StripeLocks(store.state_dir / "locks").hold("sweep", create=True):
+        for clock.now in (0.0, PASS_EVERY_S - 1, PASS_EVERY_S, PASS_EVERY_S + 1):
+            assert sweeping.look() is None
+    assert sweeping.look() is not None
+    sweeping.stop()
+
+    (message,) = caplog.messages
+    assert f"locks/sweep is held by ({os.getpid()},)" in message
+
+
+def test_c7_a_held_stripe_holds_up_no_leaver(store: FileClaimStore) -> None:
+    """Each stripe is waited for once, and not for the five seconds of an acquisition."""
+    die(store, *(f"r{number}" for number in range(40)))
+    sweeping = Sweeping(store, tombstone_age_max=DAY, clock=Clock())
+
+    with store.holding_stripe(stripe_of("r0")):
+        swept = sweeping.look()
+    sweeping.stop()
+
+    assert swept is not None
+    assert [bad.code for bad in swept.failed] == ["ETIMEDOUT"]
+    assert 0 < LOCK_TIMEOUT_S < 1
+    assert sweeping._store._locks._timeout_s == LOCK_TIMEOUT_S
 
 
 def test_c3_a_pass_pauses_after_each_slice() -> None:
