@@ -147,8 +147,7 @@ class ClaimBench:
 
     def _live(self) -> LifeLock:
         """A worker that listens nowhere."""
-        socket = str(self._folder / "none.sock")
-        return LifeLock.acquire(self.store, nonce=new_nonce(), socket=socket)
+        return LifeLock.acquire(self.store, nonce=new_nonce(), socket="/nowhere.sock")
 
 
 def plain_reads(folder: Path) -> Callable[[], _Timed]:

@@ -18,7 +18,6 @@ from rollout_router.claims.record import RECORD_BYTES_MAX, Malformed
 __all__ = [
     "TEMPORARY",
     "close_unwritten",
-    "has_bytes",
     "open_for_reading",
     "publish",
     "read_capped",
@@ -84,23 +83,6 @@ def read_capped(path: str) -> bytes:
     fd = open_for_reading(path)
     try:
         return read_fd(fd)
-    finally:
-        close_unwritten(fd)
-
-
-def has_bytes(path: str, raw: bytes) -> bool:
-    """Whether one read shows exactly *raw* in the file at *path*; False where nothing can be read.
-
-    For a caller that asks again, at more cost, what is wrong with a file that differs.
-    """
-    try:
-        fd = os.open(path, _READ)
-    except OSError:
-        return False
-    try:
-        return os.read(fd, len(raw) + 1) == raw
-    except OSError:
-        return False
     finally:
         close_unwritten(fd)
 

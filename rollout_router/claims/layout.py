@@ -134,6 +134,7 @@ def create_or_open(
                 if service is None:
                     raise _no_store(root)
                 found = _create(root, service=service, boot_id=host.boot_id)
+            (root / "owners").mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
             if found.boot_id != host.boot_id:
                 found = found.raised(host.boot_id, above=highest_generation(root))
                 write_format(root, found)
@@ -311,7 +312,8 @@ def _known(root: Path, *, service: str | None) -> Format | None:
             f"{root} holds the claims of service {found.service!r}, not of {service!r}: "
             "give each service a --state-dir of its own"
         )
-    missing = [part for part in _PARTS if not (root / part).exists()]
+    # Owner files order no grants: their directory is made anew.
+    missing = [part for part in _PARTS if part != "owners" and not (root / part).exists()]
     if service is not None and missing:
         raise StoreRefused(
             f"{root} lacks {', '.join(missing)}: stop all workers of this store and run "

@@ -85,15 +85,15 @@ class LifeLock:
     def intact(self) -> bool:
         """Whether the lock is held, and others find it: the very file still has its name.
 
-        What cannot be looked at counts as found; so does a file of a directory that is gone itself,
-        because a store that is away for a moment says nothing of its files (C7).
+        What cannot be looked at counts as found; so does a file of a store that is gone itself,
+        because one that is away for a moment says nothing of its files (C7).
         """
         if self._fd < 0:
             return False
         try:
             return os.stat(self._path, follow_symlinks=False).st_ino == self.owner.inode  # noqa: PTH116 - beside os.open
         except FileNotFoundError:
-            return not os.path.exists(os.path.dirname(self._path))  # noqa: PTH110, PTH120 - as above
+            return not (Path(self._path).parents[1] / "FORMAT").exists()
         except OSError:
             return True
 

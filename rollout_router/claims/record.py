@@ -43,6 +43,7 @@ __all__ = [
     "encode_claim",
     "encode_identity",
     "file_name",
+    "is_of_another_epoch",
     "new_nonce",
     "open_envelope",
     "seal_envelope",
@@ -314,6 +315,24 @@ def decode_claim(raw: bytes) -> Claim:
         )
     except (KeyError, TypeError, ValueError) as error:
         raise Malformed("field") from error
+
+
+def is_of_another_epoch(raw: bytes, claim: Claim) -> bool:
+    """Whether *raw* is a whole record of the rollout of *claim* under another epoch.
+
+    False decides nothing: :func:`decode_claim` does, at more cost.
+
+    Raises:
+        Malformed: see :func:`open_envelope`.
+    """
+    fields = open_envelope(raw)
+    epoch = fields.get("claim_epoch")
+    return (
+        fields.get("rollout_id") == claim.rollout_id
+        and type(epoch) is int
+        and 0 < epoch <= CLAIM_EPOCH_MAX
+        and epoch != claim.claim_epoch
+    )
 
 
 def encode_identity(identity: OwnerIdentity) -> bytes:

@@ -121,7 +121,7 @@ def bench(
         _say(str(error))
         sys.exit(ExitCode.FAILED)
     except ClaimsError as error:
-        _say(f"{error}; name another disk with --work-dir")
+        _say(f"the claims of the benchmark cannot be kept: {error}")
         sys.exit(ExitCode.REFUSED)
     if as_json:
         click.echo(json.dumps(_document(results)))

@@ -199,6 +199,7 @@ class _Exchange:
         self._writing: asyncio.Future[None] | None = None
         self._begun = False  # something left towards the client
         self._over = False  # the whole answer left, or 502 in its place
+        self._told = False  # that the record was refused
         self._cut: ResponseCut | None = None  # raised into the application; it may swallow it
 
     async def run(self, app: App, scope: Scope) -> None:
@@ -297,7 +298,7 @@ class _Exchange:
         try:
             await asyncio.shield(self._writing)
         except (EpochFenced, SinkUnavailable) as error:
-            _not_taken(error)
+            self._say_not_taken(error)
             return str(error)
         return None
 
@@ -309,7 +310,16 @@ class _Exchange:
         if self._writing.done() and (error := self._writing.exception()) is not None:
             if not isinstance(error, EpochFenced | SinkUnavailable):
                 raise error
-            _not_taken(error)
+            self._say_not_taken(error)
+
+    def _say_not_taken(self, error: Exception) -> None:
+        """Say once that the record was refused; nothing of its turn leaves (F2)."""
+        if self._told:
+            return
+        self._told = True
+        if isinstance(error, EpochFenced):
+            FENCED.labels(where="sink").inc()
+        _log.warning("a call's record was not taken: %s", error)
 
     def _made(self, outcome: Outcome) -> Record:
         query = self._scope.get("query_string", b"")
@@ -380,10 +390,3 @@ async def _answer(refusal: Refusal, send: Send) -> None:
     headers = refusal.headers()
     await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
     await send({"type": "http.response.body", "body": refusal.body(), "more_body": False})
-
-
-def _not_taken(error: Exception) -> None:
-    """Say that a record was refused; nothing of its turn leaves (F2)."""
-    if isinstance(error, EpochFenced):
-        FENCED.labels(where="sink").inc()
-    _log.warning("a call's record was not taken: %s", error)

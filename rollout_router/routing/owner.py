@@ -20,6 +20,7 @@ from rollout_router.asgi import App, Message, Scope
 from rollout_router.call import CALL_KEY, Call
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.history import CallHandle
+from rollout_router.metrics import FENCED
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
 from rollout_router.routing.decision import admission_closed
@@ -78,6 +79,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         mark.value = b"kept=" + digest.encode()
     if not worker.ownership.stands(held.grant):
         mark.value = b"none"
+        FENCED.labels(where="dispatch").inc()
         raise Refusal(
             "claim_moved",
             f"rollout {claim.rollout_id} moved away from this worker; nothing ran, send again",

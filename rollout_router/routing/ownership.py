@@ -32,7 +32,6 @@ from rollout_router.claims import (
 from rollout_router.claims.record import Kind
 from rollout_router.errors import Refusal
 from rollout_router.history import CallHandle, History, Key
-from rollout_router.metrics import FENCED
 from rollout_router.routing.tasks import Tasks
 from rollout_router.routing.threads import StoreThreads
 
@@ -140,7 +139,6 @@ class Ownership:
             grant.claim.rollout_id,
             grant.claim.claim_epoch,
         )
-        FENCED.labels(where="dispatch").inc()
         self._forget(grant)
         return False
 

@@ -8,8 +8,10 @@ A socket file that somebody removed is bound anew under another name and renamed
 """
 
 import asyncio
+import logging
 import socket
-from collections.abc import Callable
+from collections import deque
+from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -18,13 +20,21 @@ import uvicorn
 
 from rollout_router.asgi import App
 from rollout_router.claims import StoreRefused
-from rollout_router.routing.forked import WorkersProtocol, close_in_children
+from rollout_router.forked import close_in_children
 from rollout_router.routing.run_dir import private_directory
+from rollout_router.routing.workers_protocol import WorkersProtocol
 
 __all__ = ["PrivateServer"]
 
 BACKLOG: Final = 2048
+RETIRED_MAX: Final = 2 * 16
+"""Listeners without a file, and their servers, that stay open: what waits at one is accepted one by
+one, and is lost where it is closed before."""
+
 IDLE_S_MAX: Final = 24 * 3600  # longer than any forwarder keeps an idle connection
+
+
+_logger = logging.getLogger(__name__)
 
 
 class _Protocol(WorkersProtocol):
@@ -56,7 +66,10 @@ class PrivateServer:
         self.path = path
         self._temporary = path.with_suffix(".new")
         self._socket, self._inode = _listen(path)
-        self._retired: list[asyncio.Server | socket.socket] = []  # whose file is gone
+        # Whose file is gone. Oldest first; each server stands before its socket.
+        self._retired: deque[asyncio.Server | socket.socket] = deque()
+        self._binding = asyncio.Lock()
+        self._stopped = False
         self._connection_lost = asyncio.Event()
         # The worker's life is the application's lifespan; this server has none of its own, no
         # signals, no loop, no logging set-up.
@@ -95,26 +108,36 @@ class PrivateServer:
         except OSError:
             return True
 
-    async def rebind(self) -> None:
+    async def rebind(self, in_thread: Callable[[Callable[[], Any]], Awaitable[Any]]) -> bool:
         """Listen at the path again, whose file was removed. Connections that are open stay so.
+
+        Args:
+            in_thread: runs what touches the disk, and not in threads that an application shares.
+
+        Returns:
+            False: the server was stopped meanwhile, and nothing was bound.
 
         Raises:
             StoreRefused: the path cannot be bound; try again later.
         """
-        self._close_retired()
-        try:
-            listener, inode = await asyncio.to_thread(self._listen_apart)
-            self._retired += [*self._server.servers, self._socket]
-            # Once more: without a lifespan of its own uvicorn only begins to accept here. What
-            # waits at the old listener is accepted before the next time closes it.
-            await self._server.startup(sockets=[listener])
-            self._socket = listener
-            await asyncio.to_thread(self._temporary.rename, self.path)
-            self._inode = inode
-        except OSError as error:
-            raise StoreRefused(
-                f"cannot listen on {self.path} again: {error.strerror}; see what stands there"
-            ) from error
+        async with self._binding:
+            if self._stopped:
+                return False
+            try:
+                listener, inode = await in_thread(self._listen_apart)
+                self._retired += [*self._server.servers, self._socket]
+                # Once more: without a lifespan of its own uvicorn only begins to accept here.
+                await self._server.startup(sockets=[listener])
+                self._socket = listener
+                await in_thread(lambda: self._temporary.rename(self.path))
+                self._inode = inode
+            except OSError as error:
+                raise StoreRefused(
+                    f"cannot listen on {self.path} again: {error.strerror}; see what stands there"
+                ) from error
+            finally:
+                self._close_retired(but=RETIRED_MAX)
+            return True
 
     async def wait_no_forwarder(self) -> None:
         """Wait until no forwarder is connected. Bounded by the caller."""
@@ -123,12 +146,20 @@ class PrivateServer:
             await self._connection_lost.wait()
 
     async def stop(self) -> None:
-        """Cancel what still runs, close the listener and remove the socket file."""
-        self._close_retired()
+        """Cancel what still runs, close the listener and remove the socket file.
+
+        A file that cannot be removed is left to the sweeper, with a warning.
+        """
+        async with self._binding:
+            self._stopped = True
+        self._close_retired(but=0)
         await self._server.shutdown(sockets=[self._socket])
-        if self.is_reachable():  # another file at our path is not ours to remove
-            self.path.unlink(missing_ok=True)
-        self._temporary.unlink(missing_ok=True)
+        try:
+            if self.is_reachable():  # another file at our path is not ours to remove
+                self.path.unlink(missing_ok=True)
+            self._temporary.unlink(missing_ok=True)
+        except OSError as error:
+            _logger.warning("the socket %s is left behind: %s", self.path, error)
 
     def close(self) -> None:
         """Close a listener that could not be started."""
@@ -140,10 +171,10 @@ class PrivateServer:
         self._temporary.unlink(missing_ok=True)
         return _listen(self._temporary)
 
-    def _close_retired(self) -> None:
-        for retired in self._retired:  # each server before its socket
-            retired.close()
-        self._retired.clear()
+    def _close_retired(self, *, but: int) -> None:
+        """Close the oldest listeners that were retired, but so many of the newest."""
+        while len(self._retired) > but:
+            self._retired.popleft().close()
 
 
 def _listen(path: Path) -> tuple[socket.socket, int]:

@@ -103,6 +103,11 @@ class Settings:
     drain_s_max: float = 30.0
     """How long a leaving worker serves what is in flight and what still arrives at it."""
 
+    on_lost: Callable[[], None] | None = None
+    """Called once, on the event loop, where the owner file of this worker was removed: it lets
+    nothing more in and gives its rollouts back, and this must end its process. None sends SIGTERM
+    to the process itself, which servers take as the wish to shut down."""
+
     sweep_s: float = 5.0
     """How often a worker looks for dead ones whose files it can clear; a look costs some 10
     microseconds for each worker of the store."""

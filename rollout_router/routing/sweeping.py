@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sweeper of one worker: looks often, sweeps when there is a reason, slowly, and alone (C3).
 
-A look lists the owner files and asks their life locks. Only a dead owner that the last pass did not
-leave on purpose, or ten minutes without a pass, are a reason for one. A pass runs in a thread of
-its own in short slices, so the event loop keeps the interpreter, and one worker a store runs one.
+A look lists the owner files and asks their life locks. A reason for a pass is a dead worker that
+the last one did not find, thirty seconds after one that could not clear everything, and ten minutes
+in any case. A pass runs in a thread of its own in short slices, so that the event loop keeps the
+interpreter. One worker a store runs one; who waits for longer than a minute sweeps beside it, which
+is as safe and only double work: the other may be stopped.
 """
 
 import logging
@@ -21,6 +23,7 @@ from rollout_router.claims import (
     Swept,
     dead_owners,
     lock_at,
+    sweep,
     sweep_alone,
 )
 from rollout_router.metrics import SWEPT
@@ -30,13 +33,19 @@ __all__ = ["PASS_EVERY_S", "Sweeping"]
 PASS_EVERY_S: Final = 600.0
 """How often a pass runs although nobody died: tombstones and temporary files are in no hurry."""
 
-LOCK_TIMEOUT_S: Final = 0.25
-"""How long a pass waits for a lock: it is held for a millisecond, and what is held longer is left for
-the next pass, so that a worker that leaves does not wait for its sweeper."""
+AGAIN_AFTER_S: Final = 30.0
+"""When a pass follows one that met a held stripe, a full disk or the like."""
 
-SLICE_S: Final = 0.005
-PAUSE_S: Final = 0.045
-"""A pass may have a tenth of the interpreter: 100,000 claims take some 20 seconds."""
+HELD_UP_S: Final = 60.0
+"""So long a look lets another worker sweep."""
+
+LOCK_TIMEOUT_S: Final = 0.25
+"""How long a pass waits for a lock: it is held for a millisecond, and what is held longer is left
+for the next pass, so that a worker that leaves does not wait for its sweeper."""
+
+SLICE_S: Final = 0.002
+PAUSE_S: Final = 0.003
+"""A pass may have two fifths of the interpreter, and the event loop waits for a slice at most."""
 
 _logger = logging.getLogger(__name__)
 
@@ -61,7 +70,7 @@ class Sweeping:
         self._tombstone_age_max = tombstone_age_max
         self._clock = clock
         self._stopped = threading.Event()
-        self._left: frozenset[Owner] = frozenset()  # dead owners that the last pass had to leave
+        self._left: frozenset[Owner] = frozenset()  # dead owners whose files the last pass left
         self._pass_due_at = clock() + PASS_EVERY_S
         self._held_up_since: float | None = None  # another worker holds the lock of sweeps
         self.thread: Final = ThreadPoolExecutor(1, thread_name_prefix="sweeper")
@@ -78,20 +87,25 @@ class Sweeping:
         dead = frozenset(dead_owners(self._store))
         if dead <= self._left and self._clock() < self._pass_due_at:
             return None
-        swept = sweep_alone(
+        swept = self._swept(sweep_alone)
+        if swept is None:
+            if not self._held_up_for_long():
+                return None
+            swept = self._swept(sweep)
+        self._held_up_since = None
+        if swept is not None and swept.whole:
+            self._left = frozenset(owner for owner in dead if owner.nonce not in swept.owners)
+            wait_s = AGAIN_AFTER_S if swept.failed else PASS_EVERY_S
+            self._pass_due_at = self._clock() + wait_s
+        return swept
+
+    def _swept(self, how: Callable[..., Swept | None]) -> Swept | None:
+        return how(
             self._store,
             now=datetime.now(UTC),
             tombstone_age_max=self._tombstone_age_max,
             pace=_Pace(self._stopped, self._clock),
         )
-        if swept is None:
-            self._warn_held_up()
-            return None
-        self._held_up_since = None
-        if swept.whole:
-            self._left = frozenset(owner for owner in dead if owner.nonce not in swept.owners)
-            self._pass_due_at = self._clock() + PASS_EVERY_S
-        return swept
 
     def look_and_log(self) -> None:
         """As :meth:`look`; what it cleared and what it could not is logged."""
@@ -110,24 +124,23 @@ class Sweeping:
         for left in (*swept.unreadable, *swept.failed):
             _logger.warning("not swept: %s (%s)", left.path, left.code)
 
-    def _warn_held_up(self) -> None:
-        """Say it where another worker sweeps for longer than any pass takes: it may be stopped."""
+    def _held_up_for_long(self) -> bool:
+        """Whether another worker sweeps for longer than this one waits; then it is said."""
         now = self._clock()
         if self._held_up_since is None:
             self._held_up_since = now
-        if now - self._held_up_since >= PASS_EVERY_S:
-            self._held_up_since = now
-            path = f"{self._store.state_dir}/locks/sweep"
-            use = lock_at(path)
-            held_by = (
-                use if isinstance(use, str) else use.holders or "a process that cannot be seen"
-            )
-            _logger.warning(
-                "no sweep for %.0f s: %s is held by %s; let that worker go on, or end it",
-                PASS_EVERY_S,
-                path,
-                held_by,
-            )
+        if now - self._held_up_since < HELD_UP_S:
+            return False
+        path = f"{self._store.state_dir}/locks/sweep"
+        use = lock_at(path)
+        holders = use if isinstance(use, str) else use.holders
+        _logger.warning(
+            "%s is held for more than %.0f s by %s, which may be stopped: sweeping beside it",
+            path,
+            HELD_UP_S,
+            holders or "a process that cannot be seen",
+        )
+        return True
 
     def stop(self) -> None:
         """End a pass that runs, within a slice or a wait for a lock, and let the thread end."""

@@ -10,6 +10,7 @@ drop the life lock (C3: whoever finds the lock held knows that this worker lives
 import asyncio
 import logging
 import os
+import signal
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -64,7 +65,7 @@ class Worker:
         self.id = life.owner.nonce
         self.pid = os.getpid()
         self.closed = False  # True past the drain's deadline: nothing is served any more
-        self.lost = False  # True once the owner file is gone: whoever runs this process must end it
+        self.lost = False  # True once the owner file is gone
         self.tasks = Tasks()
         self.hops = HopClient()
         self.history = History(settings.history, clock=time.monotonic)
@@ -81,6 +82,7 @@ class Worker:
         tombstone_s = TOMBSTONE_S if sessions is None else sessions.tombstone_s
         self._sweeping = Sweeping(store, tombstone_age_max=timedelta(seconds=tombstone_s))
         self._server: PrivateServer | None = None
+        self._rebinding: asyncio.Task[None] | None = None
         self._rebind_failed = False
         self._deadline: float | None = None
         self._identities: dict[str, OwnerIdentity] = {}
@@ -194,8 +196,8 @@ class Worker:
             intact, reachable = await self.ownership.in_thread(look)
             if not intact and not self.lost:
                 self._lose()
-            if not reachable:
-                await self._rebind(server)
+            if not reachable and (self._rebinding is None or self._rebinding.done()):
+                self._rebinding = self.tasks.spawn(self._rebind(server), name="binding anew")
             self.ownership.release_overdue()
             if self.ownership.leaving:
                 self.ownership.leave()
@@ -205,23 +207,25 @@ class Worker:
         self.lost = True
         _logger.critical(
             "the owner file of worker %s is gone from %s/owners: it lets nothing more in, gives its"
-            " rollouts back and has to be restarted",
+            " rollouts back and ends",
             self.id,
             self.store.state_dir,
         )
         self.admission.close_own(by=f"worker {self.id}", why="its owner file is gone; it leaves")
         self.leave()
+        (self.settings.on_lost or _ask_to_end)()
 
     async def _rebind(self, server: PrivateServer) -> None:
         try:
-            await server.rebind()
+            bound = await server.rebind(self.ownership.in_thread)
         except StoreRefused as error:
             if not self._rebind_failed:  # it is tried again, often
                 _logger.error("worker %s cannot be reached: %s", self.id, error)  # noqa: TRY400 - the message says all
             self._rebind_failed = True
-        else:
+            return
+        self._rebind_failed = False
+        if bound:
             SOCKET_REBINDS.inc()
-            self._rebind_failed = False
             _logger.warning("worker %s: its socket file was gone, it listens again", self.id)
 
     async def _sweep(self) -> None:
@@ -231,3 +235,8 @@ class Worker:
             if self.closed:  # so is the sweeper's thread
                 return
             await loop.run_in_executor(self._sweeping.thread, self._sweeping.look_and_log)
+
+
+def _ask_to_end() -> None:
+    """What a server takes as the wish to shut down; its supervisor then starts another worker."""
+    signal.raise_signal(signal.SIGTERM)

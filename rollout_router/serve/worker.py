@@ -18,8 +18,9 @@ from typing import Final
 import uvicorn
 
 from rollout_router.errors import ResponseCut
+from rollout_router.forked import close_in_children
 from rollout_router.routing import Router
-from rollout_router.routing.forked import WorkersProtocol, close_in_children
+from rollout_router.routing.workers_protocol import WorkersProtocol
 from rollout_router.serve.compose import compose
 from rollout_router.serve.config import ServeConfig
 
@@ -46,10 +47,6 @@ class _WorkerServer(uvicorn.Server):
         self._link.sendall(json.dumps(ready).encode() + b"\n")
         self._link.settimeout(0)
         asyncio.get_running_loop().add_reader(self._link, self._supervisor_said)
-
-    async def on_tick(self, counter: int) -> bool:
-        worker = self._router.worker
-        return (worker is not None and worker.lost) or await super().on_tick(counter)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         asyncio.get_running_loop().remove_reader(self._link)

@@ -16,6 +16,7 @@ import select
 from collections.abc import AsyncIterator, Callable, Coroutine
 from typing import Any, Final, cast
 
+from rollout_router.forked import close_in_children
 from rollout_router.transport.hop_wire import (
     AnswerMalformed,
     AnswerReader,
@@ -216,6 +217,7 @@ class HopConnection(asyncio.Protocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         """The owner's kernel took the connection."""
         self._transport = cast("asyncio.Transport", transport)
+        close_in_children(transport)
         self._descriptor = transport.get_extra_info("socket").fileno()
         self._poll.register(self._descriptor, select.POLLIN)
 

@@ -107,3 +107,37 @@ def connections(path: str) -> int:
     """Connections to a Unix socket that still listens. Source: proc_net(5), "unix"."""
     lines = Path("/proc/net/unix").read_text().splitlines()
     return len([line for line in lines if line.endswith(f" {path}")]) - 1
+
+
+def test_r2_an_owner_sees_the_end_of_a_forwarder_whose_child_lives_on(
+    serve: Callable[..., Gateway], control: Control
+) -> None:
+    """Or it would go on with a call that nobody waits for, and could not leave."""
+    gateway = serve(control=control.path)
+    owner = gateway.post("r", BODY).headers["rollout-worker"]
+    socket_path = gateway.claims()["r"]["socket"]
+    forwarder = next(one for one in gateway.ready["workers"] if one["id"] != owner)
+    control.hold("r")
+    with ThreadPoolExecutor(64) as threads:
+        for _ in range(64):  # connections enough for one of them to be forwarded
+            threads.submit(is_cut, gateway)
+            call = control.next_call("r")
+            if connections(socket_path) > 0:
+                break
+            call.answer()
+        for number in range(64):
+            control.hold(f"s{number}")
+            threads.submit(lambda name: gateway.post(name, BODY), f"s{number}")
+            other = control.next_call(f"s{number}")
+            if other.pid == forwarder["pid"]:
+                break
+            other.answer()
+        child = other.spawn("fork")
+        watch = os.pidfd_open(child)
+        try:
+            kill_and_wait(forwarder["pid"])
+            call.wait_gone()
+            os.kill(child, 0)
+        finally:
+            signal.pidfd_send_signal(watch, signal.SIGKILL)
+            wait_dead(watch)

@@ -4,6 +4,7 @@
 import concurrent.futures
 import json
 import os
+import shutil
 import signal
 import socket
 import stat
@@ -300,3 +301,31 @@ def test_c7_the_service_outlives_its_ready_file_and_the_reader_of_its_log(
     gateway.wait_line("cannot be written")
     assert gateway.process.poll() is None
     assert len(gateway.json("workers", "list")["workers"]) == 3
+
+
+def test_c3_a_worker_whose_owner_file_was_removed_leaves_and_is_replaced(gateway: Gateway) -> None:
+    owner = gateway.post("r", BODY).headers["rollout-worker"]
+    watch = os.pidfd_open(gateway.pid_of(owner))
+    (gateway.state_dir / "owners" / owner).unlink()
+
+    wait_dead(watch)
+    gateway.wait_replaced()
+
+    again = gateway.post("r", BODY)
+    assert again.status_code == 200
+    assert again.headers["rollout-worker"] != owner
+    assert {row["verdict"] for row in gateway.claims().values()} == {"alive"}
+    assert "let" in next(line for line in gateway.log if "owner file of worker" in line)
+
+
+def test_c3_a_service_without_its_owner_files_heals(gateway: Gateway) -> None:
+    gateway.post("r", BODY)
+    watches = [os.pidfd_open(worker["pid"]) for worker in gateway.ready["workers"]]
+    shutil.rmtree(gateway.state_dir / "owners")
+
+    for watch in watches:
+        wait_dead(watch)
+        gateway.wait_replaced()
+
+    assert gateway.post("r", BODY).status_code == 200
+    assert {row["verdict"] for row in gateway.claims().values()} == {"alive"}

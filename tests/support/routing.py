@@ -407,7 +407,7 @@ class Rig:
         for listener in server.servers:
             listener.close()
         private._socket.close()
-        private._close_retired()
+        private._close_retired(but=0)
         for connection in list(server.server_state.connections):
             transport: Any = connection.transport
             transport.abort()

@@ -27,13 +27,13 @@ LAWS = {
 }
 
 # What each room may import of the package, besides itself. The three rooms do not know one another.
-SHARED = {"errors", "call", "asgi", "metrics"}
+SHARED = {"errors", "call", "asgi", "forked", "metrics"}
 ROOMS = {
     **{module: set[str]() for module in SHARED},
     "processes": {"transport"},
     "claims": set[str](),
     "history": set[str](),
-    "transport": {"errors"},
+    "transport": {"errors", "forked"},
     "routing": {*SHARED, "claims", "history", "transport"},
     "gateway": SHARED,
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},

@@ -65,18 +65,15 @@ def measured(stage: str, ratio: float | None) -> Measured:
 @pytest.mark.parametrize(
     ("ratio", "met"), [(0.2, True), (1.0, True), (1.000001, False), (3.7, False)]
 )
-@pytest.mark.parametrize(
-    "stage", ["claim_recheck", "claim_recheck_in_turn", "claim_recheck_touched"]
-)
-def test_a_recheck_costs_at_most_the_plain_reads(stage: str, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
+@pytest.mark.parametrize("form", ["", "_in_turn", "_touched", "_moved", "_gone"])
+def test_a_recheck_costs_at_most_the_plain_reads(form: str, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
+    stage = f"claim_recheck{form}"
     assert targets_of([measured(PLAIN_READS, None), measured(stage, ratio)]) == [
         Target(stage=stage, ratio=ratio, ratio_max=1.0, met=met)
     ]
 
 
-@pytest.mark.parametrize(
-    "stage", ["claim_recheck_moved", "claim_recheck_gone", "claim_lookup", "claim_take"]
-)
+@pytest.mark.parametrize("stage", ["claim_lookup", "claim_take", "claim_release"])
 def test_what_happens_once_a_grant_has_no_target(stage: str) -> None:
     assert targets_of([measured(stage, 50.0)]) == []
 

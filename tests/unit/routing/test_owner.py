@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from support.metrics import counted
 from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router.asgi import Message, Receive
@@ -321,14 +322,18 @@ async def test_r6_a_body_over_the_limit_is_413_with_the_limit(rig: Rig) -> None:
 async def test_c1_a_claim_forced_away_between_body_and_application_runs_nothing(rig: Rig) -> None:
     app = Application()
     router, worker = await rig.start(app)
-    client = Client(None, path="/sessions/r1/x", headers=[KEEP])
+    clients = [Client(None, path="/sessions/r1/x", headers=[KEEP]) for _ in range(2)]
+    before = counted("rollout_router_fenced_total", where="dispatch")
     async with asyncio.TaskGroup() as group:
-        group.create_task(client.ask(router))
-        await client.reading.wait()
+        for client in clients:
+            group.create_task(client.ask(router))
+            await client.reading.wait()
         rig.force()
-        client.write(FIRST)
+        for client in clients:
+            client.write(FIRST)
 
-    assert (client.status, client.mark) == (503, b"none")
+    assert counted("rollout_router_fenced_total", where="dispatch") == before + 2
+    assert {(client.status, client.mark) for client in clients} == {(503, b"none")}
     assert b'"claim_moved"' in client.content
     assert app.calls == []
     assert worker.history.statistics().rollouts == 0
@@ -340,8 +345,10 @@ async def test_c1_a_claim_forced_away_before_is_served_anew_under_a_higher_epoch
     router, _ = await rig.start(app)
     first = await full(FIRST).ask(router)
     fence = rig.force()
+    before = counted("rollout_router_fenced_total", where="dispatch")
 
     again = await full(SECOND).ask(router)
+    assert counted("rollout_router_fenced_total", where="dispatch") == before  # none was refused
 
     assert again.status == 200
     assert first.epoch is not None

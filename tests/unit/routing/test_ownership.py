@@ -8,7 +8,6 @@ from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 
 import pytest
-from support.metrics import counted
 from support.routing import PausedStore, Rig
 
 from rollout_router.claims import (
@@ -315,10 +314,8 @@ async def test_c1_a_claim_that_was_forced_away_is_not_used_again(
         held = await own.acquire()
         assert own.ownership.stands(held.grant)
         rig.force()
-        before = counted("rollout_router_fenced_total", where="dispatch")
 
         assert not own.ownership.stands(held.grant)
-        assert counted("rollout_router_fenced_total", where="dispatch") == before + 1
         assert "was taken away" in caplog.text
         assert own.ownership.begin_held("r1") is None
         own.check()

@@ -2,8 +2,11 @@
 """A worker's life, from its lock to its leaving (C3, C6)."""
 
 import asyncio
+import signal
 import stat
+import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.metrics import counted
@@ -292,9 +295,10 @@ async def test_c3_a_worker_whose_socket_file_was_removed_listens_again(
     await Client().ask(router)
     bound, rebind = asyncio.Event(), PrivateServer.rebind
 
-    async def rebind_and_say(server: PrivateServer) -> None:
-        await rebind(server)
+    async def rebind_and_say(server: PrivateServer, in_thread: Any) -> bool:
+        done = await rebind(server, in_thread)
         bound.set()
+        return done
 
     monkeypatch.setattr(PrivateServer, "rebind", rebind_and_say)
     before = counted("rollout_router_socket_rebinds_total")
@@ -308,16 +312,11 @@ async def test_c3_a_worker_whose_socket_file_was_removed_listens_again(
 
 
 async def test_c3_a_worker_whose_owner_file_was_removed_lets_nothing_in_and_leaves(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    rig: Rig, caplog: pytest.LogCaptureFixture
 ) -> None:
     app, go, lost = Application(), asyncio.Event(), asyncio.Event()
-    router, worker = await rig.start(app)
+    router, worker = await rig.start(app, on_lost=lost.set)
     other, _ = await rig.start(Application())
-    leave = worker.leave
-
-    def leave_and_say() -> float:
-        lost.set()
-        return leave()
 
     async def script(call: AppCall) -> None:
         await go.wait()
@@ -327,7 +326,6 @@ async def test_c3_a_worker_whose_owner_file_was_removed_lets_nothing_in_and_leav
     async with asyncio.TaskGroup() as group:
         in_flight = group.create_task(Client().ask(router))
         await app.arrived()
-        monkeypatch.setattr(worker, "leave", leave_and_say)
         (rig.state_dir / "owners" / worker.id).unlink()
         await lost.wait()
         refused = await Client(path="/sessions/r2/v1/responses").ask(router)
@@ -350,7 +348,44 @@ async def test_c7_a_store_that_is_away_for_a_moment_sends_no_worker_away(rig: Ri
     assert worker.life.intact()
 
     away.rename(rig.state_dir)
+    (rig.state_dir / "owners").rename(rig.state_dir / "aside")
+    assert not worker.life.intact()  # the store is here, its owner files are not
+    (rig.state_dir / "aside").rename(rig.state_dir / "owners")
     (rig.state_dir / "owners" / worker.id).rename(rig.state_dir / "x")
     assert not worker.life.intact()
     (rig.state_dir / "x").rename(rig.state_dir / "owners" / worker.id)
     assert (await Client().ask(router)).status == 200
+
+
+async def test_c3_a_worker_whose_owner_file_was_removed_has_its_server_shut_down(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised = asyncio.Queue[int]()
+    monkeypatch.setattr(signal, "raise_signal", raised.put_nowait)
+    _, worker = await rig.start(Application())
+
+    (rig.state_dir / "owners" / worker.id).unlink()
+
+    assert await raised.get() == signal.SIGTERM
+
+
+async def test_c3_while_an_application_keeps_all_its_threads_a_socket_is_bound_anew(
+    rig: Rig,
+) -> None:
+    """And housekeeping goes on: the gate is read."""
+    _, worker = await rig.start(Application())
+    done = threading.Event()
+    loop = asyncio.get_running_loop()
+    busy = [loop.run_in_executor(None, done.wait) for _ in range(64)]
+    try:
+        worker.socket_path.unlink()
+        write_gate_in(rig)
+        while worker.admission.gate.open or not worker.socket_path.exists():  # noqa: ASYNC110 - of another thread's making
+            await asyncio.sleep(0.01)
+    finally:
+        done.set()
+        await asyncio.gather(*busy)
+
+
+def write_gate_in(rig: Rig) -> None:
+    write_gate(rig.state_dir, Gate(open=False, by="ada", why="upkeep"))
