@@ -27,7 +27,7 @@ from rollout_router.claims.host import Host
 from rollout_router.claims.inspection import Inspection, inspect_store
 from rollout_router.claims.layout import check_access
 from rollout_router.claims.life import SOCKET_PATH_BYTES_MAX, LifeLock
-from rollout_router.claims.lock_table import LockUse, lock_use
+from rollout_router.claims.lock_table import LockUse
 from rollout_router.claims.orphans import Orphans, free_orphans
 from rollout_router.claims.parts import Finding
 from rollout_router.claims.port import ClaimStore
@@ -92,7 +92,6 @@ __all__ = [
     "free_orphans",
     "inspect_store",
     "lock_at",
-    "lock_use",
     "new_nonce",
     "process_of",
     "read_gate",

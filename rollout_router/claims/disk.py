@@ -19,6 +19,7 @@ __all__ = [
     "TEMPORARY",
     "close_unwritten",
     "open_for_reading",
+    "peek",
     "publish",
     "read_capped",
     "read_fd",
@@ -83,6 +84,24 @@ def read_capped(path: str) -> bytes:
     fd = open_for_reading(path)
     try:
         return read_fd(fd)
+    finally:
+        close_unwritten(fd)
+
+
+def peek(path: str) -> bytes:
+    """What one read of a record's size shows of *path*; nothing where it cannot be read.
+
+    For a caller that knows what to do with certain bytes, and asks again, at more cost, about any
+    others.
+    """
+    try:
+        fd = os.open(path, _READ)
+    except OSError:
+        return b""
+    try:
+        return os.read(fd, RECORD_BYTES_MAX + 1)
+    except OSError:
+        return b""
     finally:
         close_unwritten(fd)
 

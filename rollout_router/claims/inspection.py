@@ -1,8 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Everything that is wrong with a store, each thing with a code and what to do (laws C1 to C5).
 
-One pass that takes no lock and changes nothing, while workers go on. So nothing is called wrong by
-one look alone: what a writer at work leaves for a moment is looked at again at the end of the pass.
+One pass that changes nothing, while workers go on. So nothing is called wrong by one look alone:
+what a writer at work leaves for a moment is looked at again at the end of the pass. Only where a
+temporary file stands does it ask, for an instant, for the lock of those who write there.
 """
 
 import os
@@ -12,14 +13,13 @@ from typing import Final
 
 from rollout_router.claims.census import code_of, names_in, read_record, rollout_of_file
 from rollout_router.claims.disk import TEMPORARY
-from rollout_router.claims.epochs import floor_of
+from rollout_router.claims.epochs import floor_of, generation_of
 from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable
-from rollout_router.claims.evidence import lock_at
+from rollout_router.claims.evidence import is_held
 from rollout_router.claims.files import FileClaimStore
 from rollout_router.claims.layout import STRIPE_NAMES, read_format
-from rollout_router.claims.lock_table import LockUse
 from rollout_router.claims.parts import Finding, finding, gate_damage, wrong_with
-from rollout_router.claims.record import Claim, Owner, Unreadable, valid_nonce
+from rollout_router.claims.record import Claim, Unreadable, valid_nonce
 from rollout_router.claims.repair import highest_of
 from rollout_router.claims.sweeper import dead_owners
 
@@ -73,11 +73,12 @@ class _Pass:
     found: list[Finding] = field(default_factory=list)
     behind: dict[str, int] = field(default_factory=dict)
     temporary: list[tuple[str, tuple[str, ...]]] = field(default_factory=list)  # its writers' locks
-    dead: frozenset[Owner] = frozenset()
-    named: set[Owner] = field(default_factory=set)
+    dead: set[str] = field(default_factory=set)  # nonces of workers that wrote who they are
+    named: set[str] = field(default_factory=set)  # nonces
     inodes: dict[str, int] = field(default_factory=dict)  # of owner files
     strays: list[Claim] = field(default_factory=list)  # the owner file was not there at one look
     all_read: bool = True
+    highest: int = 0  # epoch on record anywhere
 
     def top(self) -> None:
         """The directory itself, what lies in it, and directories that hold nothing but stripes."""
@@ -108,20 +109,30 @@ class _Pass:
     def owners(self) -> None:
         """Owner files. Proofs of death come first: the dead take no claim that the pass misses."""
         try:
-            self.dead = frozenset(dead_owners(self.store))
+            self.dead = {owner.nonce for owner in dead_owners(self.store)}
         except StoreUnavailable:  # the next line says so
-            self.dead = frozenset()
+            self.dead = set()
         for nonce in self._directory(f"{self.root}/owners", writers=("format",)):
             path = f"{self.root}/owners/{nonce}"
             if not valid_nonce(nonce):
                 self._note(path, "unknown_file")
-            elif self._file(path, may_go=True):
-                try:
-                    self.store.owner(nonce)
-                except ClaimUnreadable as error:
-                    self._note(path, error.code, place="owner")
-                except StoreUnavailable as error:
-                    self._note(path, code_of(OSError(error.errno, path)))
+            elif self._file(path, may_go=True) and not self._says_whose(nonce, path):
+                self.dead.discard(nonce)
+
+    def _says_whose(self, nonce: str, path: str) -> bool:
+        """Whether an owner file says whose it is; what is wrong with that is noted."""
+        inode = self._inode_of(nonce)
+        try:
+            identity = self.store.owner(nonce)
+        except ClaimUnreadable as error:
+            self._note(path, error.code, place="owner")
+            return False
+        except StoreUnavailable as error:
+            self._note(path, code_of(OSError(error.errno, path)))
+            return False
+        if identity and inode not in {identity.inode, None} and nonce not in self.dead:
+            self._note(path, "copied", nonce=nonce)
+        return True
 
     def claims(self, stripe: str, *, step: Callable[[], object]) -> int:
         """The claims of a stripe; the highest epoch among them, 0 where there is none."""
@@ -143,6 +154,7 @@ class _Pass:
             elif found is not None:
                 highest = max(highest, found.claim_epoch)
                 self._owner_of(found)
+        self.highest = max(self.highest, highest)
         return highest
 
     def epochs(self, stripe: str, *, floor: int, highest_claim: int) -> None:
@@ -155,8 +167,10 @@ class _Pass:
             highest = highest_of(path)  # a grant may have been writing it
         if isinstance(highest, str):
             self._note(path, highest, place="epoch")
-        elif max(highest, floor) < highest_claim:
-            self._note(path, "behind", place="epoch")
+            return
+        self.highest = max(self.highest, highest)
+        if max(highest, floor) < highest_claim:
+            self._note(path, "behind")
             self.behind[stripe] = highest_claim
 
     def look_again(self) -> None:
@@ -169,13 +183,15 @@ class _Pass:
             inode = self._inode_of(claim.owner.nonce)
             current = read_record(self.store, self.store.path_of(claim.rollout_id))
             stands = isinstance(current, Claim) and claim.same_grant(current)
-            if stands and inode != claim.owner.inode:
+            if stands and inode != claim.owner.inode and not self.store.proof_of_death(claim.owner):
                 self._stray(claim, "owner_missing" if inode is None else "owner_replaced")
-        unnamed = self.dead - self.named if self.all_read else frozenset[Owner]()
-        for owner in sorted(unnamed, key=lambda owner: owner.nonce):
-            path = f"{self.root}/owners/{owner.nonce}"
+        for nonce in sorted(self.dead - self.named) if self.all_read else ():
+            path = f"{self.root}/owners/{nonce}"
             if os.path.lexists(path):
                 self._note(path, "dead_owner")
+        # A FORMAT from a backup. Read now: whoever raises it writes epochs above it afterwards.
+        if generation_of(self.highest) > read_format(self.store.state_dir).generation:
+            self._note(f"{self.root}/FORMAT", "behind")
 
     def _directory(self, path: str, *, writers: tuple[str, ...]) -> list[str]:
         """The names in a directory, without temporary files, which are looked at in the end."""
@@ -209,7 +225,7 @@ class _Pass:
     def _owner_of(self, claim: Claim) -> None:
         if claim.state == "lost":
             return  # a tombstone needs no owner file
-        self.named.add(claim.owner)
+        self.named.add(claim.owner.nonce)
         inode = self.inodes.get(claim.owner.nonce)
         if inode is None and (inode := self._inode_of(claim.owner.nonce)) is not None:
             self.inodes[claim.owner.nonce] = inode
@@ -223,8 +239,7 @@ class _Pass:
             return None
 
     def _being_written(self, writers: tuple[str, ...]) -> bool:
-        uses = (lock_at(f"{self.root}/locks/{name}") for name in writers)
-        return any(isinstance(use, LockUse) and use.holders for use in uses)
+        return any(is_held(f"{self.root}/locks/{name}") for name in writers)
 
     def _unreadable(self, record: Unreadable) -> None:
         place = record.code if record.code == "newer_format" or record.code.isupper() else "claim"
@@ -232,9 +247,8 @@ class _Pass:
         self._note(record.path, record.code, place=place, rollout=rollout)
 
     def _stray(self, claim: Claim, code: str) -> None:
-        names = {"rollout": claim.rollout_id, "nonce": claim.owner.nonce}
         path = self.store.path_of(claim.rollout_id)
-        self._note(path, code, epoch=str(claim.claim_epoch), **names)
+        self._note(path, code, nonce=claim.owner.nonce)
 
     def _note(self, path: str, code: str, *, place: str = "", **names: str) -> None:
         self.found.append(finding(path, code, place=place, **names))

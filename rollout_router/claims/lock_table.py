@@ -4,7 +4,7 @@
 Pure. A line is ``1: FLOCK  ADVISORY  WRITE 5493 fe:00:1514 0 EOF``; with ``->`` after the number it
 is of one who waits in the kernel. Our own workers ask again every few milliseconds instead, and so
 never show as waiting. The device is that of the mounted file system: where ``stat`` gives another
-one (btrfs), nothing is found.
+one (btrfs), nothing is found. Nor is a process of another PID namespace: the kernel leaves it out.
 """
 
 import os
@@ -23,7 +23,7 @@ _LINE: Final = re.compile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LockUse:
-    """The processes at one lock file. 0 stands for one outside of this PID namespace."""
+    """The processes at one lock file. 0 stands for a lock that the kernel names no process of."""
 
     holders: tuple[int, ...] = ()
     waiters: tuple[int, ...] = ()

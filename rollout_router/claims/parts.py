@@ -24,6 +24,10 @@ _PERMISSIONS: Final = 0o777
 _REPAIR: Final = "run `rollout-router claims verify --repair`"
 _MOVE: Final = "move it away"
 _REAP: Final = "run `rollout-router claims reap --yes`"
+_OWNER_MISSING: Final = (
+    "Once its worker is dead, or to fence it: run "
+    "`rollout-router claims reap --owner-missing {nonce} --yes`"
+)
 
 _REMEDIES: Final = {
     "missing": f"with no worker running, {_REPAIR}",
@@ -34,15 +38,16 @@ _REMEDIES: Final = {
     "temporary": f"a writer died over it: {_REAP}",
     "dead_owner": f"no claim names this dead worker: {_REAP}",
     "epoch": _REPAIR,
+    "behind": _REPAIR,
     "gate": "requests are refused: run `rollout-router admission open`",
-    "owner": f"restart its worker; once that is dead, {_REAP}",
+    "owner": "once you know that its worker is dead, or that it never was a worker's, remove it: "
+    "rm {path}",
+    "copied": f"it is a copy, which proves nothing. {_OWNER_MISSING}; then rm {{path}}",
     "newer_format": "a newer version wrote it: run that version",
-    "owner_missing": "nobody can prove this worker dead. Once it is, or to fence it: run "
-    "`rollout-router claims reap --owner-missing {nonce} --yes`",
+    "owner_missing": f"nobody can prove its owner dead. {_OWNER_MISSING}",
+    "owner_replaced": f"nobody can prove its owner dead. {_OWNER_MISSING}",
     "claim": "restore it, or run `rollout-router claims force {rollout} --reason TEXT --yes`",
     "claim_not_a_file": f"{_MOVE}: its rollout is free then",
-    "owner_replaced": "run `rollout-router claims force {rollout} --expect-epoch {epoch} "
-    "--reason TEXT --yes`",
 }
 _ELSE: Final = "give it back to the user that runs the workers, or look at its disk"
 
@@ -54,11 +59,6 @@ class Finding:
     path: str
     code: str
     remedy: str
-
-
-def remedy(key: str, **names: str) -> str:
-    """What to do about *key*: a code, or a code with its place before it."""
-    return _REMEDIES.get(key, _ELSE).format(**{n: shlex.quote(v) for n, v in names.items()})
 
 
 def finding(path: str, code: str, *, place: str = "", **names: str) -> Finding:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from rollout_router.claims.disk import TEMPORARY, read_capped
+from rollout_router.claims.disk import TEMPORARY, peek, read_capped
 from rollout_router.claims.errors import (
     ClaimsError,
     ClaimUnreadable,
@@ -72,17 +72,11 @@ class ClaimReader:
             return True
         # A chmod changes the signature and nothing else: what the record says decides (C3). The two
         # usual answers do without a claim made of it, which would cost more than three plain reads.
-        try:
-            raw = read_capped(path)
-            if raw == grant.raw:
-                return True
-            if is_of_another_epoch(raw, grant.claim):
-                return False
-        except FileNotFoundError:
-            self._check_stripe(path)
+        raw = peek(path)
+        if raw == grant.raw:
+            return True
+        if is_of_another_epoch(raw, grant.raw):
             return False
-        except (Malformed, OSError) as error:
-            raise _unreadable(path, error) from error
         return grant.claim.same_grant(self.read_file(path, grant.claim.rollout_id))
 
     def survey(self) -> Iterator[Claim | Unreadable]:

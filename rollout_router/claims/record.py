@@ -60,6 +60,9 @@ ROLLOUT_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 _NONCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _AT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
 _ENVELOPE: Final = re.compile(rb'(\{.+),"sha256":"([0-9a-f]{64})"\}[ \n]*', re.DOTALL)
+_SEAL: Final = b',"sha256":"'
+_EPOCH_FIELD: Final = b'"claim_epoch":'
+_EPOCH_DIGITS_MAX: Final = len(str(CLAIM_EPOCH_MAX))
 _NAME_BYTES_MAX: Final = 180
 _KEPT: Final = "abcdefghijklmnopqrstuvwxyz0123456789-"
 _ESCAPES: Final = {code: f"_{code:02x}" for code in range(128) if chr(code) not in _KEPT}
@@ -317,22 +320,21 @@ def decode_claim(raw: bytes) -> Claim:
         raise Malformed("field") from error
 
 
-def is_of_another_epoch(raw: bytes, claim: Claim) -> bool:
-    """Whether *raw* is a whole record of the rollout of *claim* under another epoch.
+def is_of_another_epoch(raw: bytes, own: bytes) -> bool:
+    """Whether *raw* is a whole claim of the same rollout as that in *own*, under another epoch.
 
-    False decides nothing: :func:`decode_claim` does, at more cost.
-
-    Raises:
-        Malformed: see :func:`open_envelope`.
+    Looks at bytes alone: records of one rollout begin alike, up to the epoch. False decides
+    nothing: :func:`decode_claim` does, at three times the cost.
     """
-    fields = open_envelope(raw)
-    epoch = fields.get("claim_epoch")
-    return (
-        fields.get("rollout_id") == claim.rollout_id
-        and type(epoch) is int
-        and 0 < epoch <= CLAIM_EPOCH_MAX
-        and epoch != claim.claim_epoch
-    )
+    begins = own.index(_EPOCH_FIELD) + len(_EPOCH_FIELD)
+    ends = raw.find(b",", begins, begins + _EPOCH_DIGITS_MAX + 1)
+    epoch = raw[begins:ends]
+    if ends < 0 or not epoch.isdigit() or not raw.startswith(own[:begins]):
+        return False
+    seal = raw.rfind(_SEAL)
+    digest = hashlib.sha256(raw[:seal]).hexdigest().encode()
+    tail = raw[seal:].rstrip(b" \n")
+    return epoch != own[begins:ends] and tail == _SEAL + digest + b'"}'
 
 
 def encode_identity(identity: OwnerIdentity) -> bytes:

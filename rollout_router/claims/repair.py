@@ -8,6 +8,7 @@ are never repaired: an operator frees the rollout of an unreadable one by force.
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
+from typing import Final
 
 from rollout_router.claims.census import code_of
 from rollout_router.claims.disk import TEMPORARY, publish, read_capped
@@ -24,7 +25,11 @@ from rollout_router.claims.layout import (
 from rollout_router.claims.record import Malformed, Unreadable
 from rollout_router.claims.sweeper import dead_owners
 
-__all__ = ["highest_of", "repair"]
+__all__ = ["UNRECORDED_GENERATIONS", "highest_of", "repair"]
+
+UNRECORDED_GENERATIONS: Final = 1024
+"""So many boots and repairs may lie between a FORMAT from a backup and an epoch file that cannot be
+read any more. 2**31 generations are enough for two million repairs."""
 
 
 def repair(
@@ -61,8 +66,10 @@ def repair(
             known = max(highest_generation(root), *map(generation_of, behind.values()), 0)
             if not damaged and known <= found.generation:
                 return tuple(mended)
-            # Above every epoch on record, also where an old FORMAT was put back (C2).
-            raised = found.raised(store.boot_id, above=known)
+            # Above every epoch on record, also where an old FORMAT was put back; and what is not on
+            # record any more may have been of a later generation (C2).
+            margin = UNRECORDED_GENERATIONS if damaged else 0
+            raised = found.raised(store.boot_id, above=max(known, found.generation) + margin)
             write_format(root, raised)
             if known > found.generation:
                 mended.append(Unreadable(path=f"{root}/FORMAT", code="behind"))

@@ -46,8 +46,8 @@ _OF_ANOTHER_BOOT: Final = {
 _OF_THE_LIFE_LOCK: Final = {
     "free": (Verdict.DEAD, "its life lock is free"),
     "held": (Verdict.ALIVE, "its life lock is held, but its socket does not answer"),
-    "missing": (Verdict.UNKNOWN, "its owner file is missing: an operator may force the claim"),
-    "replaced": (Verdict.UNKNOWN, "another file stands in the place of its owner file"),
+    "missing": (Verdict.UNKNOWN, "its owner file is missing: see `claims reap --owner-missing`"),
+    "replaced": (Verdict.UNKNOWN, "another file stands in its place: see `claims reap --owner-missing`"),
 }
 
 

@@ -19,6 +19,7 @@ from rollout_router.claims import (
     write_gate,
 )
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
+from rollout_router.cli.terminal import printable
 
 __all__ = ["admission"]
 
@@ -61,7 +62,8 @@ def gate_status(*, state_dir: Path, as_json: bool) -> None:
         state = {"open": gate.open, "by": gate.by, "why": gate.why}
         click.echo(json.dumps({"schema": SCHEMA, **state}))
     else:
-        click.echo("open" if gate.open else f"closed by {gate.by}: {gate.why}")
+        closed = f"closed by {printable(gate.by)}: {printable(gate.why)}"
+        click.echo("open" if gate.open else closed)
 
 
 def _write(state_dir: Path, gate: Gate) -> None:
@@ -69,4 +71,4 @@ def _write(state_dir: Path, gate: Gate) -> None:
         FileClaimStore.inspect(state_dir)
     with ended_by(ClaimsError, ExitCode.FAILED):
         write_gate(state_dir, gate)
-    click.echo("admission is open" if gate.open else f"admission is closed: {gate.why}")
+    click.echo("admission is open" if gate.open else f"admission is closed: {printable(gate.why)}")

@@ -68,7 +68,9 @@ class _Filter:
             age = now - datetime.fromisoformat(claim.at)
             if age <= self.older_than:
                 return False
-        return self.verdict is None or owners.of(claim)[1].verdict.value == self.verdict
+        if self.verdict is None:
+            return True
+        return claim.state == "owned" and owners.of(claim)[1].verdict.value == self.verdict
 
 
 @click.group()
@@ -85,7 +87,7 @@ for command in (force, reap, show_claim, verify):
 @flag(
     "--verdict",
     type=click.Choice([verdict.value for verdict in Verdict]),
-    help="Only the claims of owners that this is known of.",
+    help="Only the claims of owners that this is known of; never lost sessions.",
 )
 @flag("--older-than", type=DURATION, help="Only claims older than 90 or 90s, 30m, 2h, 1d.")
 @flag(
@@ -136,9 +138,11 @@ def _print(found: list[dict[str, Any]], *, rows: int) -> None:
     found.sort(key=lambda row: str(row["rollout_id"]))
     shown = found[:rows]
     print_table(list(_COLUMNS.values()), [[row[name] for name in _COLUMNS] for row in shown])
-    verdicts = Counter(row["verdict"] for row in found)
+    verdicts = Counter(row["verdict"] for row in found if row["state"] == "owned")
     counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
-    click.echo(f"{len(found)} claims{f': owners {counts}' if counts else ''}")
+    lost = len(found) - verdicts.total()
+    parts = [f"owners {counts}"] * bool(counts) + [f"{lost} lost sessions"] * bool(lost)
+    click.echo(f"{len(found)} claims{': ' * bool(parts)}{'; '.join(parts)}")
     if left := len(found) - len(shown):
         click.echo(
             f"{left} of them are not in the table: narrow it with --worker, --verdict or "

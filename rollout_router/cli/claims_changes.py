@@ -19,6 +19,7 @@ from rollout_router.claims import (
     ClaimsError,
     FileClaimStore,
     ForceRefused,
+    StoreUnavailable,
     Unreadable,
     claim_files,
     free_orphans,
@@ -27,8 +28,9 @@ from rollout_router.claims import (
     valid_rollout_id,
 )
 from rollout_router.cli.claims_owners import open_store, open_to_change
-from rollout_router.cli.claims_view import described, name_each, printable, progress
+from rollout_router.cli.claims_view import described, name_each, progress
 from rollout_router.cli.flags import (
+    DURATION,
     SCHEMA,
     ExitCode,
     allow_network_fs_flag,
@@ -37,11 +39,9 @@ from rollout_router.cli.flags import (
     json_flag,
     state_dir_flag,
 )
+from rollout_router.cli.terminal import printable
 
 __all__ = ["force", "reap"]
-
-TOMBSTONE_AGE_MAX: Final = timedelta(hours=24)
-"""How long a lost session says so before a reap forgets it."""
 
 _NAMED_MAX: Final = 20
 """How many of a kind are named to people; documents name all."""
@@ -103,8 +103,14 @@ def force(
 @flag(
     "--owner-missing",
     metavar="NONCE",
-    help="Instead: free the claims of this worker, whose owner file is gone. Nobody can prove that "
-    "it is dead; if it lives, it is fenced.",
+    help="Instead: free the claims of this worker whose owner file is gone or was replaced. Nobody "
+    "can prove that it is dead; if it lives, it is fenced.",
+)
+@flag(
+    "--tombstones-older-than",
+    type=DURATION,
+    help="Also forget sessions that were lost longer ago: 90 or 90s, 30m, 2h, 1d. They are not "
+    "answered with 410 any more.",
 )
 @allow_network_fs_flag()
 @state_dir_flag()
@@ -113,6 +119,7 @@ def reap(
     *,
     yes: bool,
     owner_missing: str | None,
+    tombstones_older_than: timedelta | None,
     allow_network_fs: bool,
     state_dir: Path,
     as_json: bool,
@@ -121,16 +128,19 @@ def reap(
 
     Exit code 3 where a record cannot be read; then no owner file goes, because it may name one.
     Exit code 1 where something could not be cleared. Exit code 4 with --owner-missing while the
-    owner file is there.
+    owner file that the claims name is there.
     """
     if owner_missing is not None and not valid_nonce(owner_missing):
         raise click.UsageError(f"{owner_missing!r} is no worker's nonce")
+    if owner_missing is not None and tombstones_older_than is not None:
+        raise click.UsageError("--owner-missing and --tombstones-older-than exclude each other")
     with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
         store = _open(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
         if owner_missing is None:
-            cleared, unreadable, failed = _sweep(store, yes=yes)
+            age = timedelta.max if tombstones_older_than is None else tombstones_older_than
+            cleared, unreadable, failed, ended = _sweep(store, yes=yes, tombstone_age_max=age)
         else:
-            cleared, unreadable, failed = _free(store, owner_missing, yes=yes)
+            cleared, unreadable, failed, ended = _free(store, owner_missing, yes=yes)
     if as_json:
         document = {
             "schema": SCHEMA,
@@ -144,23 +154,32 @@ def reap(
     else:
         for what, names in cleared.items():
             _say(what, names)
-        click.echo("done" if yes else "nothing was changed; add --yes to do it")
+        done = "done" if ended is None else "this much was done"
+        click.echo(done if yes else "nothing was changed; add --yes to do it")
     name_each(unreadable)
     name_each(failed, what="could not be cleared")
+    with ended_by(ClaimsError, ExitCode.FAILED):
+        if ended is not None:
+            raise ended
     if failed:
         sys.exit(ExitCode.FAILED)
     sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
 
 
-_Cleared = tuple[dict[str, list[str]], tuple[Unreadable, ...], tuple[Unreadable, ...]]
+_Cleared = tuple[
+    dict[str, list[str]],
+    tuple[Unreadable, ...],
+    tuple[Unreadable, ...],
+    StoreUnavailable | None,  # why the rest was not tried
+]
 
 
-def _sweep(store: FileClaimStore, *, yes: bool) -> _Cleared:
+def _sweep(store: FileClaimStore, *, yes: bool, tombstone_age_max: timedelta) -> _Cleared:
     with progress("looking at claims", claim_files(store)) as step:
         swept = sweep(
             store,
             now=datetime.now(UTC),
-            tombstone_age_max=TOMBSTONE_AGE_MAX,
+            tombstone_age_max=tombstone_age_max,
             dry_run=not yes,
             pace=step,
         )
@@ -173,7 +192,7 @@ def _sweep(store: FileClaimStore, *, yes: bool) -> _Cleared:
         "sockets": list(swept.sockets),
         "leftovers": list(swept.leftovers),
     }
-    return cleared, swept.unreadable, swept.failed
+    return cleared, swept.unreadable, swept.failed, None
 
 
 def _free(store: FileClaimStore, nonce: str, *, yes: bool) -> _Cleared:
@@ -185,7 +204,7 @@ def _free(store: FileClaimStore, nonce: str, *, yes: bool) -> _Cleared:
         "moved": list(orphans.moved),
         **{what: [] for what in ("forgotten", "owners", "sockets", "leftovers")},
     }
-    return cleared, orphans.unreadable, ()
+    return cleared, orphans.unreadable, orphans.failed, orphans.ended_by
 
 
 def _say(what: str, names: list[str]) -> None:

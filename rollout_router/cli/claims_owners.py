@@ -49,8 +49,8 @@ def open_to_change(state_dir: Path, *, allow_network_fs: bool) -> FileClaimStore
 
 
 def row_of(claim: Claim, owners: Owners) -> dict[str, Any]:
-    """A claim as every document shows it."""
-    identity, judgement = owners.of(claim)
+    """A claim as every document shows it. A tombstone is nobody's: there is no verdict on it."""
+    identity, judgement = owners.of(claim) if claim.state == "owned" else (None, None)
     return {
         "rollout_id": claim.rollout_id,
         "claim_epoch": claim.claim_epoch,
@@ -58,6 +58,6 @@ def row_of(claim: Claim, owners: Owners) -> dict[str, Any]:
         "worker_id": claim.owner.nonce,
         "pid": identity.pid if identity else None,
         "socket": identity.socket if identity else None,
-        "verdict": judgement.verdict.value,
+        "verdict": judgement.verdict.value if judgement else None,
         "claimed_at": claim.at,
     }

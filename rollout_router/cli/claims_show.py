@@ -107,10 +107,13 @@ def _of_the_owner(store: FileClaimStore, claim: Claim | None) -> dict[str, Any]:
     keys = ("connect", "life_lock", "reason", "owner", "age_s", "owner_file", "process")
     if claim is None:
         return dict.fromkeys(keys)
+    age = datetime.now(UTC) - datetime.fromisoformat(claim.at)
+    if claim.state == "lost":
+        lost = f"the session was lost at {claim.at}: {claim.reason or 'nobody said why'}"
+        return {**dict.fromkeys(keys), "reason": lost, "age_s": age.total_seconds()}
     identity, judgement = Owners(store).of(claim)
     path = f"{store.state_dir}/owners/{claim.owner.nonce}"
     life = lock_at(path)
-    age = datetime.now(UTC) - datetime.fromisoformat(claim.at)
     process = asdict(process_of(identity, life=life)) if identity else None
     return {
         "connect": judgement.connect,

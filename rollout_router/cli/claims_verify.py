@@ -1,13 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rollout-router claims verify``: everything that is wrong with a store, and mending some of it.
 
-Without ``--repair`` it takes no lock and makes and raises nothing, while workers run or none does.
+Without ``--repair`` it makes and raises nothing, while workers run or none does, and holds no lock.
 """
 
 import json
 import sys
 from dataclasses import asdict
 from pathlib import Path
+from typing import Final
 
 import click
 
@@ -15,13 +16,14 @@ from rollout_router.claims import (
     ClaimsError,
     FileClaimStore,
     Inspection,
+    StoreRefused,
     Unreadable,
     claim_files,
     inspect_store,
     repair,
 )
 from rollout_router.cli.claims_owners import open_store, open_to_change
-from rollout_router.cli.claims_view import printable, progress
+from rollout_router.cli.claims_view import progress
 from rollout_router.cli.flags import (
     SCHEMA,
     ExitCode,
@@ -31,12 +33,19 @@ from rollout_router.cli.flags import (
     json_flag,
     state_dir_flag,
 )
+from rollout_router.cli.terminal import printable
 
 __all__ = ["verify"]
 
+_REPAIR_HELP: Final = (
+    "Mend what can be mended: directories and lock files that are missing, epoch files that are "
+    "missing, damaged or behind, FORMAT where it is behind. Raises the generation where it writes "
+    "an epoch. Refused (4) while a worker may live and a lock file is missing."
+)
+
 
 @click.command()
-@flag("--repair", "mend", is_flag=True, help="Mend lock and epoch files; raises the generation.")
+@flag("--repair", "mend", is_flag=True, help=_REPAIR_HELP)
 @allow_network_fs_flag()
 @state_dir_flag()
 @json_flag()
@@ -46,7 +55,7 @@ def verify(*, mend: bool, allow_network_fs: bool, state_dir: Path, as_json: bool
     Claims themselves are never repaired: `claims force` frees an unreadable one's rollout.
     """
     mended: tuple[Unreadable, ...] = ()
-    with ended_by(ClaimsError, ExitCode.FAILED):
+    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
         if mend:
             store = open_to_change(state_dir, allow_network_fs=allow_network_fs)
             mended = repair(store, behind=_look(store).behind)

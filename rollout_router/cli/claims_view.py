@@ -16,8 +16,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollout_router.claims import Unreadable, rollout_of_file
+from rollout_router.cli.terminal import printable
 
-__all__ = ["SHOWN_AFTER_S", "described", "name_each", "print_table", "printable", "progress"]
+__all__ = ["SHOWN_AFTER_S", "described", "name_each", "print_table", "progress"]
 
 SHOWN_AFTER_S: Final = 1.0
 """What ends sooner needs no bar."""
@@ -27,14 +28,6 @@ _STRIDE: Final = 256
 
 _PIPED_COLUMNS: Final = 500
 """What is piped is not folded: an id has at most 200 characters."""
-
-
-def printable(value: object) -> str:
-    """*value* as text that does nothing to a terminal and that every encoding has."""
-    text = "-" if value is None else str(value)
-    if text.isprintable():
-        return text.encode("utf-8", "backslashreplace").decode()
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:

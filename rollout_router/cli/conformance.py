@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from rollout_router.cli.flags import ExitCode, flag, json_flag
+from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.harness.compare import Run, differences, faults
 from rollout_router.harness.install import CannotInstall, install
 from rollout_router.harness.pi import Pi
@@ -105,12 +106,12 @@ def _print(runs: list[Run], found: list[str]) -> None:
     columns = [_rows(each) for each in runs]
     for name in columns[0]:
         table.add_row(name, *(column[name] for column in columns))
-    console = Console()
+    console = Console(markup=False)
     console.print(table)
     for line in found:
-        console.print(f"different: {line}", markup=False)
+        console.print(f"different: {printable(line)}")
     if not found:
-        console.print("no difference: the same bytes, tool calls and answer", markup=False)
+        console.print("no difference: the same bytes, tool calls and answer")
 
 
 def _rows(each: Run) -> dict[str, str]:
@@ -124,7 +125,7 @@ def _rows(each: Run) -> dict[str, str]:
         "owner before the kill": _owner(owners[0]) if owners else "-",
         "owner after it": _owner(owners[-1]) if len(owners) > 1 else "-",
         "tool calls": str(len(each.transcript.tool_calls)),
-        "final answer": str(each.told.answer),
+        "final answer": printable(each.told.answer),
     }
 
 
@@ -137,7 +138,7 @@ def _versions() -> str:
 
 
 def _say(line: str) -> None:
-    click.echo(f"rollout-router: {line}", err=True)
+    click.echo(f"rollout-router: {printable_lines(line)}", err=True)
 
 
 def _end(line: str, code: ExitCode) -> NoReturn:

@@ -18,6 +18,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollout_router.cli.flags import ExitCode, flag, json_flag
+from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.demo.conversation import Rollout, Unplayable, turns
 from rollout_router.demo.generated import COUNT, generate
 from rollout_router.demo.recorded import read_rollouts
@@ -182,7 +183,7 @@ def _cells(rollout: "Played") -> tuple[str, ...]:
 
     tally = rollout.tally
     return (
-        rollout.rollout_id,
+        printable(rollout.rollout_id),
         f"{rollout.calls:,}",
         f"{rollout.again:,}",
         f"{tally.bytes_sent:,}",
@@ -222,7 +223,7 @@ def _interrupted(number: int, _: object) -> NoReturn:
 
 
 def _say(line: str) -> None:
-    click.echo(f"rollout-router: {line}", err=True)
+    click.echo(f"rollout-router: {printable_lines(line)}", err=True)
 
 
 def _end(message: str, code: ExitCode) -> NoReturn:

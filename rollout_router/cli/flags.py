@@ -13,6 +13,8 @@ from typing import Any, Final
 
 import click
 
+from rollout_router.cli.terminal import printable
+
 __all__ = [
     "DURATION",
     "SCHEMA",
@@ -76,11 +78,11 @@ def flag(name: str, *names: str, **options: Any) -> Callable[[Any], Any]:
 
 @contextmanager
 def ended_by(error: type[Exception], code: ExitCode) -> Iterator[None]:
-    """End the command with *code* and the error's own message, instead of a traceback."""
+    """End the command with *code* and the error's own message, escaped, instead of a traceback."""
     try:
         yield
     except error as raised:
-        click.echo(f"rollout-router: {raised}", err=True)
+        click.echo(f"rollout-router: {printable(raised)}", err=True)
         sys.exit(code)
 
 

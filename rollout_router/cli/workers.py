@@ -37,9 +37,10 @@ def workers() -> None:
 @state_dir_flag()
 @json_flag()
 def list_workers(*, state_dir: Path, as_json: bool) -> None:
-    """Show every worker that left a file, dead ones too, and how many claims name it.
+    """Show every worker that left a file, dead ones too, and how many claims it has.
 
-    Exit code 3 where a record cannot be read; each is named, and the counts are without them.
+    Lost sessions are nobody's and not counted. Exit code 3 where a record cannot be read; each is
+    named, and the counts are without them.
     """
     store = open_store(state_dir)
     with ended_by(ClaimsError, ExitCode.FAILED):
@@ -63,7 +64,7 @@ def _survey(store: FileClaimStore) -> tuple[list[dict[str, Any]], list[Unreadabl
             step()
             if isinstance(record, Unreadable):
                 unreadable.append(record)
-            else:
+            elif record.state == "owned":
                 claims[record.owner.nonce] += 1
     for found in _owners(store):
         if isinstance(found, Unreadable):

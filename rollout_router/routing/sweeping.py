@@ -135,10 +135,10 @@ class Sweeping:
         use = lock_at(path)
         holders = use if isinstance(use, str) else use.holders
         _logger.warning(
-            "%s is held for more than %.0f s by %s, which may be stopped: sweeping beside it",
+            "%s is held for more than %.0f s (%s): its process may be stopped; sweeping beside it",
             path,
             HELD_UP_S,
-            holders or "a process that cannot be seen",
+            holders or "by nobody now",
         )
         return True
 

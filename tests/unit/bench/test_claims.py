@@ -65,7 +65,7 @@ def measured(stage: str, ratio: float | None) -> Measured:
 @pytest.mark.parametrize(
     ("ratio", "met"), [(0.2, True), (1.0, True), (1.000001, False), (3.7, False)]
 )
-@pytest.mark.parametrize("form", ["", "_in_turn", "_touched", "_moved", "_gone"])
+@pytest.mark.parametrize("form", ["", "_in_turn", "_touched", "_gone"])
 def test_a_recheck_costs_at_most_the_plain_reads(form: str, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
     stage = f"claim_recheck{form}"
     assert targets_of([measured(PLAIN_READS, None), measured(stage, ratio)]) == [
@@ -73,7 +73,7 @@ def test_a_recheck_costs_at_most_the_plain_reads(form: str, ratio: float, met: b
     ]
 
 
-@pytest.mark.parametrize("stage", ["claim_lookup", "claim_take", "claim_release"])
+@pytest.mark.parametrize("stage", ["claim_recheck_moved", "claim_lookup", "claim_take"])
 def test_what_happens_once_a_grant_has_no_target(stage: str) -> None:
     assert targets_of([measured(stage, 50.0)]) == []
 
@@ -95,7 +95,7 @@ def test_each_place_is_measured_at_each_number_of_claims_and_left_empty(
     ]
     for costs in found:
         assert costs.targets == targets_of(costs.stages)
-        assert len(costs.targets) == 3
+        assert len(costs.targets) == 4
     assert len(said) == len(found)
     assert said[1] == f"measuring claims in {disk} (xfs): 3 rounds, claims held: 5"
     assert [*disk.iterdir(), *memory.iterdir()] == []

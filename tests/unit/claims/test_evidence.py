@@ -22,6 +22,8 @@ from rollout_router.claims import (
     lock_at,
     process_of,
 )
+from rollout_router.claims import evidence as evidence_module
+from rollout_router.claims.evidence import UNSEEN, is_held
 
 Live = Callable[[], LifeLock]
 NOBODY = LockUse()
@@ -73,6 +75,39 @@ def test_c3_a_stopped_process_is_said_to_be_stopped(live: Live) -> None:
         child.kill()
 
 
+@pytest.fixture
+def unseen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The kernel's list names nobody, as in another PID namespace."""
+    (directory / "locks").touch()
+    monkeypatch.setattr(evidence_module, "LOCK_TABLE", str(directory / "locks"))
+
+
+@pytest.mark.usefixtures("unseen")
+def test_c3_a_lock_that_is_held_by_nobody_in_sight_is_said_to_be_held(
+    store: FileClaimStore, live: Live
+) -> None:
+    lock = live()
+    path = str(store.state_dir / "owners" / lock.owner.nonce)
+    assert lock_at(path) == UNSEEN
+    ended = subprocess.Popen([sys.executable, "-c", ""])
+    ended.wait()
+    elsewhere = replace(lock.identity, pid=ended.pid)
+    assert process_of(elsewhere, life=UNSEEN).state == "unseen"
+    assert process_of(replace(lock.identity, started_at=1000.0), life=UNSEEN).state == "unseen"
+    assert process_of(lock.identity, life=UNSEEN).state == "running"
+    lock.close()
+    assert lock_at(path) == NOBODY
+
+
+def test_c3_a_lock_is_asked_for_and_given_back(store: FileClaimStore) -> None:
+    path = f"{store.state_dir}/locks/07"
+    with store.holding_stripe("07"):
+        assert is_held(path)
+    assert not is_held(path)
+    with store.holding_stripe("07"):  # had at once: nothing of the question is left
+        assert is_held(path)
+
+
 def test_c3_a_process_of_another_namespace_has_no_command() -> None:
     assert command_of(0) is None
     assert command_of(-1) is None
@@ -103,6 +138,12 @@ def test_c5_what_is_no_file_is_seen_and_not_read(
     facts = file_facts(str(directory / "r.x"))
     assert isinstance(facts, FileFacts)
     assert (facts.kind, facts.begins) == (kind, None)
+
+
+@pytest.mark.parametrize("make", [Path.mkdir, make_link, os.mkfifo, lambda _: None])
+def test_c5_what_is_no_file_holds_no_lock(directory: Path, make: Callable[[Path], object]) -> None:
+    make(directory / "lock")
+    assert not is_held(str(directory / "lock"))
 
 
 def test_c5_a_file_that_is_not_there_is_missing(directory: Path) -> None:

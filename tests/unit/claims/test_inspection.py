@@ -18,14 +18,17 @@ from rollout_router.claims import (
     Grant,
     LifeLock,
     Moved,
+    free_orphans,
     inspect_store,
     repair,
+    sweep,
     sweep_alone,
     write_gate,
 )
-from rollout_router.claims.epochs import encode_highest, floor_of
+from rollout_router.claims.epochs import decode_highest, encode_highest, floor_of
 from rollout_router.claims.inspection import Inspection
-from rollout_router.claims.record import encode_claim, seal_envelope
+from rollout_router.claims.layout import read_format, write_format
+from rollout_router.claims.record import encode_claim, encode_identity, seal_envelope
 
 Live = Callable[[], LifeLock]
 DAY = datetime.now(UTC) - datetime.fromisoformat("2000-01-01T00:00:00Z")
@@ -214,6 +217,60 @@ def test_c2_after_a_power_cut_the_generation_stands_above_a_file_that_is_behind(
     assert (repair_is_due, look(store).findings) == (["behind"], ())
 
 
+def raised(store: FileClaimStore) -> bytes:
+    """FORMAT as it was, in a store whose generation is one higher now."""
+    path = store.state_dir / "FORMAT"
+    before = path.read_bytes()
+    fields = read_format(store.state_dir)
+    write_format(store.state_dir, replace(fields, generation=fields.generation + 1))
+    return before
+
+
+@pytest.mark.parametrize("evidence", ["claim", "epoch"])
+def test_c2_a_format_from_a_backup_is_named_and_raised_above_every_epoch_on_record(
+    store: FileClaimStore, live: Live, evidence: str
+) -> None:
+    before = raised(store)
+    owner = live().owner
+    grant = store.take("r", owner)
+    epoch = claimed(grant).claim_epoch
+    assert epoch > floor_of(2)
+    path = store.state_dir / "epochs" / Path(store.path_of("r")).parent.name
+    if evidence == "claim":
+        path.write_bytes(encode_highest(0))
+    else:
+        assert isinstance(grant, Grant)
+        store.release(grant)
+        assert decode_highest(path.read_bytes()) == epoch
+    assert [bad for bad in look(store).findings if bad.path.endswith("FORMAT")] == []
+
+    (store.state_dir / "FORMAT").write_bytes(before)
+    found = look(store)
+    (behind,) = (bad for bad in found.findings if bad.path == f"{store.state_dir}/FORMAT")
+    assert (behind.code, "verify --repair" in behind.remedy) == ("behind", True)
+    repair(store, behind=found.behind)
+    assert look(store).findings == ()
+    for stripe in ("r", "elsewhere"):
+        assert claimed(store.take(stripe, owner)).claim_epoch > floor_of(3)
+
+
+@pytest.mark.parametrize("name", ["README", "{nonce}"])
+def test_c3_an_owner_file_that_does_not_say_whose_it_is_is_one_finding(
+    store: FileClaimStore, live: Live, name: str
+) -> None:
+    """Nobody holds its lock; that makes no dead worker of a file that nobody can read."""
+    lock = live()
+    lock.close()
+    path = store.state_dir / "owners" / name.format(nonce=lock.owner.nonce)
+    if name == "README":
+        (store.state_dir / "owners" / lock.owner.nonce).unlink()
+    path.write_bytes(b"hands off")
+    path.chmod(0o600)
+    found = only(store)
+    assert (found.path, found.code) == (str(path), "checksum")
+    assert f"is dead, or that it never was a worker's, remove it: rm {path}" in found.remedy
+
+
 def test_c3_a_claim_whose_owner_file_is_gone_is_named_with_the_way_out(
     store: FileClaimStore, live: Live
 ) -> None:
@@ -229,14 +286,39 @@ def test_c3_a_claim_whose_owner_file_was_replaced_is_named(
     store: FileClaimStore, live: Live
 ) -> None:
     owner = live().owner
-    claim = claimed(store.take("r", owner))
+    store.take("r", owner)
     path = store.state_dir / "owners" / owner.nonce
     raw = path.read_bytes()
     path.rename(store.state_dir.parent / "aside")
     path.write_bytes(raw)
     path.chmod(0o600)
-    codes = {bad.code: bad.remedy for bad in look(store).findings}
-    assert f"--expect-epoch {claim.claim_epoch}" in codes["owner_replaced"]
+    found = {bad.code: bad for bad in look(store).findings}
+    assert found["owner_replaced"].path == store.path_of("r")
+    assert found["copied"].path == str(path)
+    assert len(found) == 2
+    for bad in found.values():
+        assert f"claims reap --owner-missing {owner.nonce} --yes" in bad.remedy
+    free_orphans(store, owner.nonce, dry_run=False, step=lambda: None)
+    left = only(store)
+    assert (left.code, f"rm {path}" in left.remedy) == ("copied", True)
+    path.unlink()
+    assert look(store).findings == ()
+
+
+def test_c3_a_copy_of_another_boot_is_dead_and_the_sweeper_s(
+    store: FileClaimStore, live: Live
+) -> None:
+    """A store that was copied to another disk, and then the host was started anew."""
+    lock = live()
+    store.take("r", lock.owner)
+    path = store.state_dir / "owners" / lock.owner.nonce
+    path.rename(store.state_dir.parent / "aside")
+    path.write_bytes(encode_identity(replace(lock.identity, boot_id="earlier")))
+    path.chmod(0o600)
+    assert look(store).findings == ()
+    sweep(store, now=datetime.now(UTC), tombstone_age_max=DAY)
+    assert not path.exists()
+    assert store.read("r") is None
 
 
 def test_c3_a_claim_that_was_released_meanwhile_has_no_missing_owner(

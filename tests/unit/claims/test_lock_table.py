@@ -7,7 +7,8 @@ import subprocess
 import sys
 from pathlib import Path
 
-from rollout_router.claims import LockUse, lock_at, lock_use
+from rollout_router.claims import LockUse, lock_at
+from rollout_router.claims.lock_table import lock_use
 
 TABLE = """\
 1: FLOCK  ADVISORY  WRITE 5493 fe:01:1514 0 EOF

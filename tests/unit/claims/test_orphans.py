@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Claims whose owner file is gone (C2, C3)."""
 
+import errno
+import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,8 +18,12 @@ from rollout_router.claims import (
     LifeLock,
     Moved,
     Orphans,
+    StoreUnavailable,
     free_orphans,
+    stripe_of,
 )
+from rollout_router.claims.layout import read_format, write_format
+from rollout_router.claims.record import encode_claim, encode_identity
 
 Live = Callable[[], LifeLock]
 
@@ -115,3 +123,153 @@ def test_c5_unreadable_records_are_named(store: FileClaimStore, lost_owner: Life
     done = freed(store, lost_owner.owner.nonce)
     assert [bad.code for bad in done.unreadable] == ["empty"]
     assert done.lost == ("s1",)
+
+
+def copy_of(path: Path) -> Path:
+    """A copy stands at *path* now, and the file itself elsewhere."""
+    aside = path.parents[2] / "aside"
+    path.rename(aside)
+    path.write_bytes(aside.read_bytes())
+    return aside
+
+
+def test_c3_a_copy_of_the_owner_file_is_no_proof_and_does_not_keep_its_claims(
+    store: FileClaimStore, live: Live
+) -> None:
+    owner = live().owner
+    before = claimed(store.take("r1", owner))
+    copy_of(store.state_dir / "owners" / owner.nonce)
+    assert freed(store, owner.nonce, dry_run=True).freed == ("r1",)
+    assert freed(store, owner.nonce).freed == ("r1",)
+    assert claimed(store.take("r1", live().owner)).claim_epoch >= before.claim_epoch + 2
+
+
+def test_c3_claims_that_name_the_file_that_stands_are_left_alone(
+    store: FileClaimStore, live: Live
+) -> None:
+    lock = live()
+    store.take("r1", lock.owner)
+    second = claimed(store.take("r2", lock.owner))
+    path = store.state_dir / "owners" / lock.owner.nonce
+    copy_of(path)
+    inode = path.stat().st_ino
+    path.write_bytes(encode_identity(replace(lock.identity, inode=inode)))
+    kept = replace(second, owner=replace(second.owner, inode=inode))
+    Path(store.path_of("r2")).write_bytes(encode_claim(kept))
+
+    assert freed(store, lock.owner.nonce).freed == ("r1",)
+    assert store.read("r2") == kept
+    with pytest.raises(ForceRefused, match="is there"):
+        freed(store, lock.owner.nonce)
+
+
+def test_c3_a_claim_whose_owner_file_came_back_is_named_and_kept(
+    store: FileClaimStore, live: Live
+) -> None:
+    owner = live().owner
+    before = claimed(store.take("r1", owner))
+    path = store.state_dir / "owners" / owner.nonce
+    aside = copy_of(path)
+    done = free_orphans(store, owner.nonce, dry_run=False, step=lambda: aside.replace(path))
+    assert (done.freed, [bad.code for bad in done.failed]) == ((), ["owner_back"])
+    assert store.read("r1") == before
+
+
+def two_of_one_stripe() -> tuple[str, str]:
+    seen: dict[str, str] = {}
+    for n in itertools.count():
+        name = f"r{n}"
+        if (first := seen.setdefault(stripe_of(name), name)) != name:
+            return first, name
+    raise AssertionError
+
+
+def orphaned(store: FileClaimStore, live: Live, *rollouts: str) -> str:
+    owner = live().owner
+    for rollout in rollouts:
+        store.take(rollout, owner)
+    (store.state_dir / "owners" / owner.nonce).unlink()
+    return owner.nonce
+
+
+def test_c7_a_stuck_stripe_is_waited_for_once_and_keeps_no_other(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stuck = two_of_one_stripe()
+    others = [name for n in range(4) if stripe_of(name := f"o{n}") != stripe_of(stuck[0])]
+    nonce = orphaned(store, live, *stuck, *others)
+    impatient = FileClaimStore.open(store.state_dir, service="model", lock_timeout_s=0.05)
+    tried: list[str] = []
+    force = impatient.force
+
+    def spy(rollout: str, **options: Any) -> int:
+        tried.append(rollout)
+        return force(rollout, **options)
+
+    monkeypatch.setattr(impatient, "force", spy)
+    with store.holding_stripe(stripe_of(stuck[0])):
+        done = freed(impatient, nonce)
+    assert set(done.freed) == set(others)
+    paths = {store.path_of(rollout) for rollout in stuck}
+    assert {(bad.path, bad.code) for bad in done.failed} == {(path, "ETIMEDOUT") for path in paths}
+    assert len([rollout for rollout in tried if rollout in stuck]) == 1
+    assert done.ended_by is None
+    assert set(freed(impatient, nonce).freed) == set(stuck)
+
+
+@pytest.mark.parametrize(
+    ("number", "ends"),
+    [(errno.ENOSPC, False), (errno.EBADMSG, False), (errno.EMFILE, True), (errno.ESTALE, True)],
+)
+def test_c7_only_what_would_stop_every_other_one_too_ends_it(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch, *, number: int, ends: bool
+) -> None:
+    nonce = orphaned(store, live, "r1", "r2", "r3")
+    first, second, third = _order(store)
+    force = store.force
+
+    def fail_once(rollout: str, **options: Any) -> int:
+        if rollout == second:
+            raise StoreUnavailable("writing", number)
+        return force(rollout, **options)
+
+    monkeypatch.setattr(store, "force", fail_once)
+    done = freed(store, nonce)
+    assert done.freed == ((first,) if ends else (first, third))
+    assert [(bad.path, bad.code) for bad in done.failed] == [
+        (store.path_of(second), errno.errorcode[number])
+    ]
+    assert (done.ended_by is not None) == ends
+
+
+def test_c2_another_store_in_its_place_ends_it(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    nonce = orphaned(store, live, "r1", "r2")
+    first, second = _order(store)
+    force = store.force
+
+    def replaced(rollout: str, **options: Any) -> int:
+        epoch = force(rollout, **options)
+        fields = read_format(store.state_dir)
+        write_format(store.state_dir, replace(fields, store_id="another"))
+        return epoch
+
+    monkeypatch.setattr(store, "force", replaced)
+    done = freed(store, nonce)
+    assert (done.freed, [bad.code for bad in done.failed]) == ((first,), ["ESTALE"])
+    assert "another store" in str(done.ended_by)
+    assert store.read(second)
+
+
+@pytest.mark.usefixtures("unprivileged")
+def test_c7_owner_files_that_cannot_be_looked_at_are_not_missing(
+    store: FileClaimStore, live: Live
+) -> None:
+    nonce = orphaned(store, live, "r1")
+    owners = store.state_dir / "owners"
+    owners.chmod(0)
+    with pytest.raises(StoreUnavailable, match="owners"):
+        freed(store, nonce)
+    owners.chmod(0o700)
+    assert store.read("r1")

@@ -20,7 +20,7 @@ from rollout_router.claims import (
 )
 from rollout_router.claims.epochs import encode_highest, floor_of, generation_of
 from rollout_router.claims.layout import read_format
-from rollout_router.claims.repair import highest_of
+from rollout_router.claims.repair import UNRECORDED_GENERATIONS, highest_of
 
 Live = Callable[[], LifeLock]
 
@@ -56,6 +56,7 @@ def test_c2_a_repair_raises_the_generation_and_damaged_epoch_files_above_it(
     assert [(Path(bad.path).name, bad.code) for bad in repair(store)] == damage
     assert wrong(store) == []
     assert claimed(store.take("r1", owner)).claim_epoch > floor_of(2)
+    assert read_format(store.state_dir).generation == 2 + UNRECORDED_GENERATIONS
 
 
 def test_c1_a_repair_makes_missing_parts_anew(store: FileClaimStore, live: Live) -> None:
@@ -86,7 +87,7 @@ def test_c2_a_repair_never_lowers_an_epoch_file(store: FileClaimStore) -> None:
         ("FORMAT", "behind"),
         ("07", "behind"),
     ]
-    assert highest_of(str(path)) == floor_of(8) > far
+    assert highest_of(str(path)) == floor_of(8 + UNRECORDED_GENERATIONS) > far
 
 
 def test_c1_no_lock_file_is_made_anew_while_a_worker_lives(
@@ -110,8 +111,9 @@ def booted(state_dir: Path, boot_id: str) -> FileClaimStore:
     return FileClaimStore.open(state_dir, service="model", host=host)
 
 
+@pytest.mark.parametrize("damaged", [False, True])
 def test_c2_no_epoch_repeats_though_an_old_format_was_put_back(
-    state_dir: Path, live: Live, store: FileClaimStore
+    state_dir: Path, live: Live, store: FileClaimStore, *, damaged: bool
 ) -> None:
     old = (state_dir / "FORMAT").read_bytes()
     booted(state_dir, "second")
@@ -120,10 +122,12 @@ def test_c2_no_epoch_repeats_though_an_old_format_was_put_back(
     (state_dir / "FORMAT").write_bytes(old)
     back = FileClaimStore.open(state_dir, service="model")  # of the boot that FORMAT names
 
-    assert [Path(bad.path).name for bad in repair(back)] == ["FORMAT"]
-    for stripe in (state_dir / "epochs").iterdir():
-        stripe.unlink()
-    repair(back)
+    if damaged:  # what alone saw the later generation
+        for stripe in (state_dir / "epochs").iterdir():
+            stripe.unlink()
+        repair(back)
+    else:
+        assert [Path(bad.path).name for bad in repair(back)] == ["FORMAT"]
 
     assert claimed(back.take("r1", live().owner)).claim_epoch > highest
 

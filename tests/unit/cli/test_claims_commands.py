@@ -1,8 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """What each command about claims answers, in one process (C2, C3, C5)."""
 
+import errno
 import json
 import os
+import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
@@ -12,11 +16,21 @@ from typing import Any
 import pytest
 from click.testing import CliRunner, Result
 
-from rollout_router.claims import Claim, FileClaimStore, Grant, Host, LifeLock, new_nonce
+from rollout_router.claims import (
+    Claim,
+    FileClaimStore,
+    Grant,
+    Host,
+    LifeLock,
+    StoreUnavailable,
+    new_nonce,
+    stripe_of,
+)
 from rollout_router.claims.epochs import encode_highest
 from rollout_router.claims.record import encode_claim, encode_identity
 from rollout_router.cli.main import main
 
+PROGRAM = "from rollout_router.cli.main import main; main()"
 MEMORY = Path("/dev/shm")  # noqa: S108 - each test makes a private directory in it
 
 
@@ -228,6 +242,82 @@ def test_c3_reap_of_a_missing_owner_is_refused_while_its_file_is_there(
     done = store.run("claims", "reap", "--owner-missing", three[name].owner.nonce, *more)
     assert (done.exit_code, "is there" in done.stderr) == (4, True)
     assert store.claims.read(name)
+
+
+@pytest.fixture
+def orphans(store: Store) -> str:
+    """The nonce of a worker with claims of three stripes, whose owner file is gone."""
+    worker = store.worker()
+    for n in range(3):
+        store.take(f"r{n}", worker)
+    assert len({stripe_of(f"r{n}") for n in range(3)}) == 3
+    worker.close(remove=True)
+    return worker.owner.nonce
+
+
+def test_c7_reap_of_a_missing_owner_goes_on_past_what_it_cannot_free(
+    store: Store, orphans: str
+) -> None:
+    (store.root / "epochs" / stripe_of("r1")).write_bytes(b"damaged")
+    arguments = ("claims", "reap", "--owner-missing", orphans, "--yes")
+    done = store.json(*arguments, code=1)
+    assert set(done["freed"]) == {"r0", "r2"}
+    (bad,) = done["failed"]
+    assert (bad["rollout_id"], bad["code"]) == ("r1", "EBADMSG")
+    assert listed(store.json("claims", "list")) == {"r1"}
+    text = store.run(*arguments)
+    assert (text.exit_code, "freed: 0" in text.stdout) == (1, True)
+    assert f"could not be cleared: {store.claims.path_of('r1')} (EBADMSG)" in text.stderr
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_c7_reap_of_a_missing_owner_that_is_ended_says_what_it_did(
+    store: Store, orphans: str, monkeypatch: pytest.MonkeyPatch, *, as_json: bool
+) -> None:
+    force, first = FileClaimStore.force, min((f"r{n}" for n in range(3)), key=stripe_of)
+
+    def end_after_one(self: FileClaimStore, rollout_id: str, **options: Any) -> int:
+        if rollout_id != first:
+            raise StoreUnavailable("it is another store now", errno.ESTALE)
+        return force(self, rollout_id, **options)
+
+    monkeypatch.setattr(FileClaimStore, "force", end_after_one)
+    arguments = ("claims", "reap", "--owner-missing", orphans, "--yes")
+    done = store.run(*arguments, *["--json"] * as_json)
+    assert done.exit_code == 1
+    if as_json:
+        assert json.loads(done.stdout)["freed"] == [first]
+    else:
+        assert f"freed: 1: {first}" in done.stdout
+        assert "this much was done" in done.stdout
+    assert "it is another store now" in done.stderr
+
+
+def test_c3_show_and_verify_know_of_holders_in_another_pid_namespace(store: Store) -> None:
+    """There the kernel's list of locks leaves out the processes of this one."""
+    if os.geteuid() != 0 or shutil.which("unshare") is None:
+        pytest.skip("a PID namespace needs root and unshare")
+    store.take("r", store.worker())
+    stripe = Path(store.claims.path_of("r")).parent
+    (stripe / ".tmp.x").touch(0o600)
+
+    def run(*arguments: str) -> "subprocess.CompletedProcess[str]":
+        inside = ("unshare", "--pid", "--fork", "--mount-proc", sys.executable, "-c", PROGRAM)
+        where = ("--state-dir", str(store.root))
+        command = [*inside, "claims", *arguments, *where]
+        return subprocess.run(command, check=False, capture_output=True, text=True)
+
+    with store.claims.holding_stripe(stripe.name):
+        shown = json.loads(run("show", "r", "--json").stdout)["evidence"]
+        text = run("show", "r").stdout
+        busy = run("verify")
+    for use in (shown["stripe_lock"], shown["owner_file"]):
+        assert (use["holders"], use["waiters"]) == (None, None)
+        assert "outside of this PID namespace" in use["unseen"]
+    assert (shown["life_lock"], shown["process"]["state"]) == ("held", "unseen")
+    assert "nobody" not in text
+    assert (busy.returncode, busy.stderr) == (0, "")
+    assert ".tmp.x (temporary)" in run("verify").stderr
 
 
 def test_c2_verify_mends_what_is_behind_and_says_so(store: Store) -> None:

@@ -36,6 +36,7 @@ COMMANDS = [
     "claims verify --json",
     "workers list",
     "workers list --json",
+    "admission status",
     "admission status --json",
     "claims reap --owner-missing {gone} --json --yes",
     "claims reap --json --yes",

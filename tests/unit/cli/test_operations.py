@@ -3,7 +3,9 @@
 
 import json
 import socket
+from collections.abc import Iterator
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
 import pytest
@@ -12,13 +14,15 @@ from click.testing import CliRunner, Result
 from rollout_router.claims import (
     WHY_LENGTH_MAX,
     FileClaimStore,
+    Gate,
     Grant,
     LifeLock,
     new_nonce,
     read_gate,
+    write_gate,
 )
 from rollout_router.claims.layout import read_format, write_format
-from rollout_router.claims.record import encode_identity
+from rollout_router.claims.record import encode_claim, encode_identity
 from rollout_router.cli.main import main
 
 
@@ -187,3 +191,101 @@ def test_admission_without_a_store_is_refused(folder: Path) -> None:
     done = _command(folder / "none", "admission", "close", "--why", "x")
     assert done.exit_code == 4
     assert not (folder / "none").exists()
+
+
+@pytest.fixture
+def lost(store: FileClaimStore) -> Iterator[str]:
+    """A living worker with a rollout and a session that it lost 25 hours ago; its nonce."""
+    life = LifeLock.acquire(store, nonce=new_nonce(), socket="/nowhere")
+    store.take("r", life.owner)
+    grant = store.take("s", life.owner, kind="session")
+    assert isinstance(grant, Grant)
+    assert store.lose(grant, reason="its worker left\x1b[2J")
+    before = datetime.now(UTC) - timedelta(hours=25)
+    at = before.isoformat(timespec="microseconds").replace("+00:00", "Z")
+    tombstone = store.read("s")
+    assert tombstone
+    Path(store.path_of("s")).write_bytes(encode_claim(replace(tombstone, at=at)))
+    yield life.owner.nonce
+    life.close()
+
+
+@pytest.mark.usefixtures("lost")
+def test_r3_a_reap_forgets_no_lost_session_unless_it_is_told_how_old(store: FileClaimStore) -> None:
+    def reap(*more: str, **environment: str) -> list[str]:
+        arguments = ["claims", "reap", "--json", *more, "--state-dir", str(store.state_dir)]
+        done = CliRunner().invoke(main, arguments, env=environment)
+        assert done.exit_code == 0, done.output
+        forgotten: list[str] = json.loads(done.stdout)["forgotten"]
+        return forgotten
+
+    assert reap() == reap("--yes") == reap("--yes", "--tombstones-older-than", "26h") == []
+    assert reap(ROLLOUT_ROUTER_TOMBSTONES_OLDER_THAN="1d") == ["s"]
+    assert reap("--tombstones-older-than", "999999999d") == []
+    assert reap("--tombstones-older-than", "1d") == ["s"]
+    assert store.read("s")
+    assert reap("--tombstones-older-than", "1d", "--yes") == ["s"]
+    assert store.read("s") is None
+    assert store.read("r")
+
+
+def test_r3_lost_sessions_are_not_freed_with_the_claims_of_a_missing_owner(
+    store: FileClaimStore, lost: str
+) -> None:
+    both = ("--owner-missing", lost, "--tombstones-older-than", "1d")
+    done = _command(store.state_dir, "claims", "reap", *both)
+    assert (done.exit_code, "exclude each other" in done.stderr) == (2, True)
+
+
+def test_r3_a_lost_session_is_no_claim_of_a_worker(store: FileClaimStore, lost: str) -> None:
+    listed = json.loads(_command(store.state_dir, "workers", "list", "--json").stdout)
+    assert [(one["id"], one["claims"]) for one in listed["workers"]] == [(lost, 1)]
+    rows = json.loads(_command(store.state_dir, "claims", "list", "--json").stdout)["claims"]
+    assert {row["rollout_id"]: row["verdict"] for row in rows} == {"r": "alive", "s": None}
+    for verdict in ("alive", "dead", "unknown"):
+        only = _command(store.state_dir, "claims", "list", "--json", "--verdict", verdict)
+        found = {row["rollout_id"] for row in json.loads(only.stdout)["claims"]}
+        assert found == ({"r"} if verdict == "alive" else set())
+    table = _command(store.state_dir, "claims", "list").stdout
+    assert "2 claims: owners 1 alive; 1 lost sessions" in table
+
+
+def test_r3_show_says_why_and_when_a_session_was_lost(store: FileClaimStore, lost: str) -> None:
+    (store.state_dir / "owners" / lost).unlink()
+    document = json.loads(_command(store.state_dir, "claims", "show", "s", "--json").stdout)
+    claim, evidence = document["claim"], document["evidence"]
+    assert (claim["verdict"], claim["lost_because"]) == (None, "its worker left\x1b[2J")
+    when, why = claim["claimed_at"], claim["lost_because"]
+    assert evidence["reason"] == f"the session was lost at {when}: {why}"
+    assert evidence["age_s"] > timedelta(hours=24).total_seconds()
+    assert [evidence[key] for key in ("connect", "life_lock", "owner_file")] == [None] * 3
+    text = _command(store.state_dir, "claims", "show", "s").stdout
+    assert "owner file" not in text
+    assert "its worker left\\x1b[2J" in text
+    assert "\x1b[2J" not in text
+
+
+def test_c1_a_repair_is_refused_while_a_worker_lives_and_a_lock_file_is_missing(
+    store: FileClaimStore,
+) -> None:
+    life = LifeLock.acquire(store, nonce=new_nonce(), socket="/nowhere")
+    (store.state_dir / "locks" / "07").unlink()
+    done = _command(store.state_dir, "claims", "verify", "--repair")
+    assert (done.exit_code, life.owner.nonce in done.stderr) == (4, True)
+    life.close()
+    assert _command(store.state_dir, "claims", "verify", "--repair").exit_code == 3  # the dead one
+    assert (store.state_dir / "locks" / "07").exists()
+
+
+def test_c5_nothing_that_a_gate_says_acts_on_a_terminal(store: FileClaimStore) -> None:
+    write_gate(store.state_dir, Gate(open=False, by="\x1b]0;x\x07", why="a\nb\x1b[2J"))
+    done = _command(store.state_dir, "admission", "status")
+    assert done.stdout == "closed by \\x1b]0;x\\x07: a\\nb\\x1b[2J\n"
+    closed = _command(store.state_dir, "admission", "close", "--why", "\x1b[2J")
+    assert closed.stdout == "admission is closed: \\x1b[2J\n"
+
+
+def test_c5_no_path_that_ends_a_command_acts_on_a_terminal(folder: Path) -> None:
+    done = _command(folder / "\x1b[2Jnone", "claims", "list")
+    assert (done.exit_code, "\x1b" in done.stderr) == (4, False)
+    assert "\\x1b[2Jnone" in done.stderr
