@@ -56,6 +56,7 @@ def test_claims_have_targets_and_a_missed_one_is_the_exit_code() -> None:
             "claim_recheck",
             "claim_recheck_in_turn",
             "claim_recheck_touched",
+            "claim_recheck_gone",
         }
         for target in store["targets"]:
             assert target["ratio"] == stages[target["stage"]]["ratio"]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rollout_router.claims import stripe_of
+from rollout_router.claims.repair import UNRECORDED_GENERATIONS
 
 __all__ = ["MISUSE", "REFUSED", "UNAVAILABLE", "UNREADABLE", "Record", "Twin"]
 
@@ -102,7 +103,7 @@ class Twin:
 
     def repair(self) -> None:
         if self.damaged:
-            self.generation += 1
+            self.generation += 1 + UNRECORDED_GENERATIONS
         for stripe in self.damaged:
             self.highest[stripe] = self.synced[stripe] = self.generation << 32
         self.damaged.clear()

@@ -22,6 +22,7 @@ from rollout_router.claims import (
     Grant,
     Host,
     LifeLock,
+    Moved,
     StoreRefused,
     StoreUnavailable,
     Verdict,
@@ -89,13 +90,15 @@ def test_c1_each_part_of_another_user_is_refused_by_name(
     assert tree(store.state_dir) == before
 
 
-@pytest.mark.parametrize("part", PARTS)
+@pytest.mark.parametrize("part", [part for part in PARTS if part != "owners"])
 def test_c1_a_part_that_is_missing_is_refused_until_it_is_repaired(
     store: FileClaimStore, live: Live, tree: Tree, part: str
 ) -> None:
-    grant = store.take("r1", live().owner)
+    worker = live()
+    grant = store.take("r1", worker.owner)
     assert isinstance(grant, Grant)
     assert store.release(grant)
+    worker.close()
     (store.state_dir / part).rename(store.state_dir.with_name("away"))
     before = tree(store.state_dir)
 
@@ -108,6 +111,22 @@ def test_c1_a_part_that_is_missing_is_refused_until_it_is_repaired(
     second = again.take("r1", live().owner)
     assert isinstance(second, Grant)
     assert second.claim.claim_epoch > grant.claim.claim_epoch
+
+
+def test_c3_a_directory_of_owner_files_that_is_missing_is_made_anew(
+    store: FileClaimStore, live: Live
+) -> None:
+    """Claims of before stay whose they are: nobody can prove their owner dead."""
+    old = live()
+    grant = store.take("r1", old.owner)
+    assert isinstance(grant, Grant)
+    (store.state_dir / "owners").rename(store.state_dir.with_name("away"))
+
+    again = FileClaimStore.open(store.state_dir, service="model")
+
+    assert again.judge(old.owner).verdict is Verdict.UNKNOWN
+    assert isinstance(again.take("r1", live().owner), Moved)
+    assert isinstance(again.take("r2", live().owner), Grant)
 
 
 @pytest.mark.parametrize("stands", ["file", "link", "loop"])
