@@ -5,13 +5,13 @@ Synchronous and without HTTP: callers run it in threads, never on an event loop.
 directory (:class:`FileClaimStore`) behind a small port (:class:`ClaimStore`).
 """
 
-from rollout_router.claims.census import census, claim_files, code_of, rollout_of_file
 from rollout_router.claims.errors import (
     ClaimsError,
     ClaimUnreadable,
     ForceRefused,
     StoreRefused,
     StoreUnavailable,
+    code_of,
 )
 from rollout_router.claims.evidence import (
     FileFacts,
@@ -29,7 +29,7 @@ from rollout_router.claims.layout import check_access
 from rollout_router.claims.life import SOCKET_PATH_BYTES_MAX, LifeLock
 from rollout_router.claims.lock_table import LockUse
 from rollout_router.claims.orphans import Orphans, free_orphans
-from rollout_router.claims.parts import Finding
+from rollout_router.claims.parts import Finding, rollout_of_file
 from rollout_router.claims.port import ClaimStore
 from rollout_router.claims.record import (
     ROLLOUT_ID,
@@ -82,9 +82,7 @@ __all__ = [
     "Swept",
     "Unreadable",
     "Verdict",
-    "census",
     "check_access",
-    "claim_files",
     "code_of",
     "command_of",
     "dead_owners",

@@ -14,7 +14,15 @@ None of them is ever a reason to move a claim. Every message says what to do.
 import errno as errno_names
 from typing import Final
 
-__all__ = ["ClaimUnreadable", "ClaimsError", "ForceRefused", "StoreRefused", "StoreUnavailable"]
+__all__ = [
+    "ClaimUnreadable",
+    "ClaimsError",
+    "ForceRefused",
+    "StoreRefused",
+    "StoreUnavailable",
+    "code_of",
+    "errno_name",
+]
 
 _REMEDIES: Final = {
     "ENOENT": "a part of the store is missing: run `rollout-router claims verify --repair`",
@@ -30,6 +38,12 @@ _REMEDIES: Final = {
     "ESTALE": "stop all workers of this store, run `rollout-router claims verify --repair`, start",
     "EOVERFLOW": "its epochs are used up: start a new store in another directory",
 }
+
+
+_OF_THE_PROCESS: Final = frozenset({errno_names.EMFILE, errno_names.ENFILE, errno_names.ENOMEM})
+"""Errors that say nothing of the store; every other is of the file or directory that gave it."""
+
+_CODES: Final = {errno_names.ENOENT: "missing", errno_names.ENOTDIR: "not_a_directory"}
 
 
 def errno_name(error: OSError) -> str:
@@ -90,3 +104,14 @@ class ClaimUnreadable(ClaimsError):  # noqa: N818 - names the state of the recor
 
 class ForceRefused(ClaimsError):  # noqa: N818 - what happened to the operator's command
     """An operator's ``force`` did not name what stands. Nothing was changed."""
+
+
+def code_of(error: OSError) -> str:
+    """The code of a part of the store that gave *error*.
+
+    Raises:
+        StoreUnavailable: the error is of this process.
+    """
+    if error.errno in _OF_THE_PROCESS:
+        raise StoreUnavailable("reading the store", error.errno) from error
+    return _CODES.get(error.errno or 0) or errno_name(error)

@@ -11,14 +11,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollout_router.claims.census import code_of, names_in, read_record, rollout_of_file
 from rollout_router.claims.disk import TEMPORARY
 from rollout_router.claims.epochs import floor_of, generation_of
-from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable
+from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, code_of
 from rollout_router.claims.evidence import is_held
 from rollout_router.claims.files import FileClaimStore
 from rollout_router.claims.layout import STRIPE_NAMES, read_format
-from rollout_router.claims.parts import Finding, finding, gate_damage, wrong_with
+from rollout_router.claims.parts import Finding, finding, gate_damage, rollout_of_file, wrong_with
 from rollout_router.claims.record import Claim, Unreadable, valid_nonce
 from rollout_router.claims.repair import highest_of
 from rollout_router.claims.sweeper import dead_owners
@@ -148,7 +147,7 @@ class _Pass:
                 self._note(path, "unknown_file")
             elif not self._file(path, may_go=True, kind="claim_not_a_file"):
                 self.all_read = self.all_read and not os.path.lexists(path)
-            elif isinstance(found := read_record(self.store, path), Unreadable):
+            elif isinstance(found := self.store.record_at(path), Unreadable):
                 self.all_read = False
                 self._unreadable(found)
             elif found is not None:
@@ -181,7 +180,7 @@ class _Pass:
                 self._note(path, "temporary", place="" if writers else "unknown_file")
         for claim in self.strays:
             inode = self._inode_of(claim.owner.nonce)
-            current = read_record(self.store, self.store.path_of(claim.rollout_id))
+            current = self.store.record_at(self.store.path_of(claim.rollout_id))
             stands = isinstance(current, Claim) and claim.same_grant(current)
             if stands and inode != claim.owner.inode and not self.store.proof_of_death(claim.owner):
                 self._stray(claim, "owner_missing" if inode is None else "owner_replaced")
@@ -200,7 +199,7 @@ class _Pass:
         if any(one.code not in _USABLE for one in wrong):
             return []
         try:
-            names = names_in(path)
+            names = sorted(os.listdir(path))  # noqa: PTH208 - names
         except OSError as error:
             self._note(path, code_of(error))
             return []

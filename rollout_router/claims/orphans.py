@@ -17,7 +17,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Final
 
-from rollout_router.claims.census import census
 from rollout_router.claims.errors import (
     ClaimUnreadable,
     ForceRefused,
@@ -63,7 +62,7 @@ def free_orphans(
     standing = _inode_of(store, nonce)
     orphaned: list[Claim] = []
     unreadable: list[Unreadable] = []
-    for found in census(store):
+    for found in store.survey():
         step()
         if isinstance(found, Unreadable):
             unreadable.append(found)

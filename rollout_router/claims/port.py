@@ -143,10 +143,10 @@ class ClaimStore(Protocol):
         """
 
     def survey(self) -> Iterator[Claim | Unreadable]:
-        """Every record, in no particular order; not a snapshot.
+        """Every record, in no particular order; not a snapshot. What cannot be read is named.
 
         Raises:
-            StoreUnavailable: the pass is incomplete.
+            StoreUnavailable: this process cannot read any more; the pass is incomplete.
         """
 
     def owners(self) -> Iterator[OwnerIdentity | Unreadable]:

@@ -5,6 +5,7 @@ It takes no lock and changes nothing: a reader finds the old record or the new o
 either. What it cannot understand it names and passes by; what it cannot read it does not guess.
 """
 
+import contextlib
 import errno
 import os
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ from rollout_router.claims.errors import (
     ClaimsError,
     ClaimUnreadable,
     StoreUnavailable,
+    code_of,
     errno_name,
 )
 from rollout_router.claims.layout import STRIPE_NAMES, Layout
@@ -83,19 +85,40 @@ class ClaimReader:
         """See the port."""
         for stripe in STRIPE_NAMES:
             directory = f"{self.state_dir}/claims/{stripe}"
-            for name in _names(directory):
-                path = f"{directory}/{name}"
-                try:
-                    claim = self.read_file(path, None)
-                except ClaimUnreadable as error:
-                    yield Unreadable(path=path, code=error.code)
-                else:
-                    if claim is None:
-                        continue  # released since its name was read
-                    if path == self.path_of(claim.rollout_id):
-                        yield claim
-                    else:
-                        yield Unreadable(path=path, code="wrong_name")
+            try:
+                names = sorted(os.listdir(directory))  # noqa: PTH208 - names
+            except OSError as error:
+                yield Unreadable(path=directory, code=code_of(error))
+                continue
+            for name in names:
+                if not name.startswith(TEMPORARY):
+                    found = self.record_at(f"{directory}/{name}")
+                    if found is not None:
+                        yield found
+
+    def record_at(self, path: str) -> Claim | Unreadable | None:
+        """What one claim file holds; None where it is gone, released since its name was read.
+
+        Raises:
+            StoreUnavailable: this process has no descriptors or memory left.
+        """
+        try:
+            claim = self.read_file(path, None)
+        except ClaimUnreadable as error:
+            return Unreadable(path=path, code=error.code)
+        except StoreUnavailable as error:
+            return Unreadable(path=path, code=code_of(OSError(error.errno, error.what)))
+        if claim is None or path == self.path_of(claim.rollout_id):
+            return claim
+        return Unreadable(path=path, code="wrong_name")
+
+    def count_files(self) -> int:
+        """How many files a survey will meet, about: workers go on. Never raises."""
+        count = 0
+        for stripe in STRIPE_NAMES:
+            with contextlib.suppress(OSError):  # the survey itself will say so
+                count += len(os.listdir(f"{self.state_dir}/claims/{stripe}"))  # noqa: PTH208 - names
+        return count
 
     def owners(self) -> Iterator[OwnerIdentity | Unreadable]:
         """See the port."""

@@ -10,10 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from rollout_router.claims.census import code_of
 from rollout_router.claims.disk import TEMPORARY, publish, read_capped
 from rollout_router.claims.epochs import decode_highest, encode_highest, floor_of, generation_of
-from rollout_router.claims.errors import StoreRefused, StoreUnavailable
+from rollout_router.claims.errors import StoreRefused, StoreUnavailable, code_of
 from rollout_router.claims.files import FileClaimStore
 from rollout_router.claims.layout import (
     STRIPE_NAMES,

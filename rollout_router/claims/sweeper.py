@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 
-from rollout_router.claims.census import census
 from rollout_router.claims.disk import TEMPORARY
 from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, errno_name
 from rollout_router.claims.files import FileClaimStore
@@ -200,7 +199,7 @@ def sweep(
         pace=pace,
     )
     whole = True
-    for record in census(store):
+    for record in store.survey():
         if not pace():
             whole = False
             break

@@ -47,7 +47,10 @@ _OF_THE_LIFE_LOCK: Final = {
     "free": (Verdict.DEAD, "its life lock is free"),
     "held": (Verdict.ALIVE, "its life lock is held, but its socket does not answer"),
     "missing": (Verdict.UNKNOWN, "its owner file is missing: see `claims reap --owner-missing`"),
-    "replaced": (Verdict.UNKNOWN, "another file stands in its place: see `claims reap --owner-missing`"),
+    "replaced": (
+        Verdict.UNKNOWN,
+        "another file stands in its place: see `claims reap --owner-missing`",
+    ),
 }
 
 

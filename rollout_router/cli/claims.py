@@ -16,8 +16,6 @@ from rollout_router.claims import (
     ClaimsError,
     Unreadable,
     Verdict,
-    census,
-    claim_files,
     valid_nonce,
 )
 from rollout_router.cli.claims_changes import force, reap
@@ -117,9 +115,9 @@ def list_claims(
     unreadable: list[Unreadable] = []
     with (
         ended_by(ClaimsError, ExitCode.FAILED),
-        progress("reading claims", claim_files(store)) as step,
+        progress("reading claims", store.count_files()) as step,
     ):
-        for record in census(store):
+        for record in store.survey():
             step()
             if isinstance(record, Unreadable):
                 unreadable.append(record)

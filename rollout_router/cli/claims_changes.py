@@ -21,7 +21,6 @@ from rollout_router.claims import (
     ForceRefused,
     StoreUnavailable,
     Unreadable,
-    claim_files,
     free_orphans,
     sweep,
     valid_nonce,
@@ -175,7 +174,7 @@ _Cleared = tuple[
 
 
 def _sweep(store: FileClaimStore, *, yes: bool, tombstone_age_max: timedelta) -> _Cleared:
-    with progress("looking at claims", claim_files(store)) as step:
+    with progress("looking at claims", store.count_files()) as step:
         swept = sweep(
             store,
             now=datetime.now(UTC),
@@ -196,7 +195,7 @@ def _sweep(store: FileClaimStore, *, yes: bool, tombstone_age_max: timedelta) ->
 
 
 def _free(store: FileClaimStore, nonce: str, *, yes: bool) -> _Cleared:
-    with progress("looking at claims", claim_files(store)) as step:
+    with progress("looking at claims", store.count_files()) as step:
         orphans = free_orphans(store, nonce, dry_run=not yes, step=step)
     cleared: dict[str, list[str]] = {
         "freed": list(orphans.freed),

@@ -18,7 +18,6 @@ from rollout_router.claims import (
     Inspection,
     StoreRefused,
     Unreadable,
-    claim_files,
     inspect_store,
     repair,
 )
@@ -81,5 +80,5 @@ def verify(*, mend: bool, allow_network_fs: bool, state_dir: Path, as_json: bool
 
 
 def _look(store: FileClaimStore) -> Inspection:
-    with progress("looking at claims", claim_files(store)) as step:
+    with progress("looking at claims", store.count_files()) as step:
         return inspect_store(store, step=step)

@@ -17,8 +17,6 @@ from rollout_router.claims import (
     OwnerIdentity,
     StoreUnavailable,
     Unreadable,
-    census,
-    claim_files,
     code_of,
 )
 from rollout_router.cli.claims_owners import open_store
@@ -59,8 +57,8 @@ def _survey(store: FileClaimStore) -> tuple[list[dict[str, Any]], list[Unreadabl
     claims: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     unreadable: list[Unreadable] = []
-    with progress("counting claims", claim_files(store)) as step:
-        for record in census(store):
+    with progress("counting claims", store.count_files()) as step:
+        for record in store.survey():
             step()
             if isinstance(record, Unreadable):
                 unreadable.append(record)
