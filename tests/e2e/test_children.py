@@ -12,13 +12,19 @@ import socket
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
-from pathlib import Path
 
 import httpx
 import pytest
 from support.control import Control
 from support.conversations import body_of, conversation
-from support.gateway import PATIENCE_S, Gateway, kill_and_wait, wait_dead, wait_until
+from support.gateway import (
+    PATIENCE_S,
+    Gateway,
+    connections,
+    kill_and_wait,
+    wait_dead,
+    wait_until,
+)
 
 BODY = body_of(conversation(2))
 
@@ -101,12 +107,6 @@ def test_c3_while_a_child_of_c_code_keeps_the_life_lock_nothing_moves(
     answer = gateway.post("r", BODY)
     assert answer.status_code == 200
     assert int(answer.headers["rollout-claim-epoch"]) > claim["claim_epoch"]
-
-
-def connections(path: str) -> int:
-    """Connections to a Unix socket that still listens. Source: proc_net(5), "unix"."""
-    lines = Path("/proc/net/unix").read_text().splitlines()
-    return len([line for line in lines if line.endswith(f" {path}")]) - 1
 
 
 def test_r2_an_owner_sees_the_end_of_a_forwarder_whose_child_lives_on(

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httpx
 from support.control import Control
-from support.gateway import Gateway, kept
+from support.gateway import Gateway, connections, kept
 
 from rollout_router.transport.sandbox.frame import encode_frame
 from rollout_router.transport.sandbox.wire import CONTENT_TYPE
@@ -41,10 +41,11 @@ def test_r2_an_owner_killed_during_a_call_is_502_and_nothing_is_run_again(
     gateway = serve(control=control.path)
     owner = gateway.post("r1", BODY).headers["rollout-worker"]
     control.hold("r1")
-    with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        # Several connections, so that the worker that is not the owner gets at least one.
-        waiting = [threads.submit(_status, gateway, "r1") for _ in range(8)]
-        for _ in waiting:
+    private = gateway.claims()["r1"]["socket"]
+    with concurrent.futures.ThreadPoolExecutor(64) as threads:
+        waiting = []
+        while not connections(private):  # until the worker that is not the owner has got one
+            waiting.append(threads.submit(_status, gateway, "r1"))
             control.next_call("r1")
         runs = len(control.runs("r1"))
         gateway.kill_worker(owner)

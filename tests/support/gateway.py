@@ -25,6 +25,7 @@ __all__ = [
     "COMMAND",
     "Gateway",
     "Shim",
+    "connections",
     "kept",
     "kill_and_wait",
     "open_files",
@@ -316,3 +317,9 @@ def wait_dead(watch: int) -> None:
             raise TimeoutError("the process did not end")
     finally:
         os.close(watch)
+
+
+def connections(path: str) -> int:
+    """Connections to a Unix socket that still listens. Source: proc_net(5), "unix"."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return len([line for line in lines if line.endswith(f" {path}")]) - 1

@@ -177,7 +177,8 @@ def test_c2_a_generation_is_raised_by_the_next_when_who_raised_it_was_killed(
     highest = usable(store, above=0)
     first = (state_dir / "FORMAT").read_bytes()
     _, whole, _ = mortals("boot", at=0)
-    for at in points(whole["done"], every=every):
+    names = whole["done"]  # most of them read one of the 256 epoch files
+    for at in points(names, every=True) if every else some(names, step=97):
         (state_dir / "FORMAT").write_bytes(first)
         _, ended = mortals("boot", at=at)
         assert ended == KILLED
