@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rollout-router admission``: the gate of a service.
 
-A closed gate refuses with 503 ``admission_closed`` before anything happened (R6). Running workers
-read the gate about four times a second, and workers that start while it is closed start closed.
+A closed gate refuses with 503 ``admission_closed`` before anything happened (R6). ``close`` returns
+once every live worker has read the gate; workers that start while it is closed start closed.
 """
 
 import json
+import sys
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -14,14 +16,16 @@ from rollout_router.claims import (
     WHY_LENGTH_MAX,
     ClaimsError,
     FileClaimStore,
-    Gate,
+    StoreRefused,
     read_gate,
-    write_gate,
 )
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
 from rollout_router.cli.terminal import printable
+from rollout_router.operate import close_admission, open_admission
 
 __all__ = ["admission"]
+
+BY = "operator"
 
 
 @click.group()
@@ -33,7 +37,9 @@ def admission() -> None:
 @state_dir_flag()
 def open_gate(*, state_dir: Path) -> None:
     """Let requests in again."""
-    _write(state_dir, Gate(open=True, by="operator", why=""))
+    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
+        open_admission(state_dir, by=BY)
+    click.echo("admission is open")
 
 
 @admission.command("close")
@@ -42,12 +48,34 @@ def open_gate(*, state_dir: Path) -> None:
     required=True,
     help=f"Said to every caller that is refused; at most {WHY_LENGTH_MAX} characters.",
 )
+@flag(
+    "--wait",
+    "wait_s",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="Seconds that calls in flight may take to end.",
+)
 @state_dir_flag()
-def close_gate(*, why: str, state_dir: Path) -> None:
-    """Refuse requests before anything happens; requests in flight finish."""
+@json_flag()
+def close_gate(*, why: str, wait_s: float, state_dir: Path, as_json: bool) -> None:
+    """Refuse requests before anything happens; requests in flight finish.
+
+    Exit code 1 where a call is still in flight at the end, or a worker did not say that it has read
+    the gate; each is named, and the gate stays closed.
+    """
     if len(why) > WHY_LENGTH_MAX:
         raise click.UsageError(f"--why has at most {WHY_LENGTH_MAX} characters, not {len(why)}")
-    _write(state_dir, Gate(open=False, by="operator", why=why))
+    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
+        blockers = close_admission(state_dir, by=BY, why=why, wait_s=wait_s)
+    if as_json:
+        found = [asdict(blocker) for blocker in blockers]
+        click.echo(json.dumps({"schema": SCHEMA, "blockers": found}))
+    else:
+        click.echo(f"admission is closed: {printable(why)}")
+    for blocker in blockers:
+        call = "" if blocker.rollout_id is None else f", rollout {blocker.rollout_id}"
+        click.echo(f"rollout-router: worker {blocker.worker_id}{call}: {blocker.why}", err=True)
+    sys.exit(ExitCode.FAILED if blockers else ExitCode.FINE)
 
 
 @admission.command("status")
@@ -64,11 +92,3 @@ def gate_status(*, state_dir: Path, as_json: bool) -> None:
     else:
         closed = f"closed by {printable(gate.by)}: {printable(gate.why)}"
         click.echo("open" if gate.open else closed)
-
-
-def _write(state_dir: Path, gate: Gate) -> None:
-    with ended_by(ClaimsError, ExitCode.REFUSED):
-        FileClaimStore.inspect(state_dir)
-    with ended_by(ClaimsError, ExitCode.FAILED):
-        write_gate(state_dir, gate)
-    click.echo("admission is open" if gate.open else f"admission is closed: {printable(gate.why)}")

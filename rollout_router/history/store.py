@@ -71,13 +71,14 @@ class _Entry:
 class CallHandle:
     """One call in flight: keeps its entry and the bases it uses from eviction until it ends."""
 
-    __slots__ = ("_ended", "_entry", "_history", "_pinned")
+    __slots__ = ("_ended", "_entry", "_history", "_pinned", "began_at")
 
     def __init__(self, history: "History", entry: _Entry) -> None:
         self._history = history
         self._entry = entry
         self._pinned: list[str] = []
         self._ended = False
+        self.began_at = history.clock()
 
     @property
     def key(self) -> Key:
@@ -107,6 +108,7 @@ class CallHandle:
         if self._ended:
             return
         self._ended = True
+        self._history.calls.discard(self)
         for digest in self._pinned:
             self._entry.pins[digest] -= 1
             if not self._entry.pins[digest]:
@@ -134,6 +136,7 @@ class History:
         self._bytes = 0
         self._evicted_count = 0
         self._evicted: list[Key] = []
+        self.calls: set[CallHandle] = set()  # in flight, those of dropped entries too
 
     def open(self, key: Key) -> None:
         """Begin an empty entry for a fresh grant (H5).
@@ -154,7 +157,9 @@ class History:
         entry = self._entries[key]
         entry.in_flight += 1
         self._used(entry)
-        return CallHandle(self, entry)
+        call = CallHandle(self, entry)
+        self.calls.add(call)
+        return call
 
     def drop(self, key: Key) -> None:
         """Forget an entry at once, calls in flight or not: its claim is no longer ours.

@@ -92,7 +92,7 @@ class Ownership:
         self._leaving = False
         self._giving_back = False
         self._unsure = False  # a change of a claim ended in a way that leaves the disk unknown
-        self._changed = asyncio.Event()  # set whenever a grant or a task of _busy went away
+        self.changed = asyncio.Event()  # set whenever a grant, a call or a task of _busy is over
         self._threads = StoreThreads()
 
     @property
@@ -208,6 +208,7 @@ class Ownership:
     def end(self, held: Held) -> None:
         """The call is over: evict what is over a bound, and give back what a leaver still has."""
         held.call.end()
+        self.changed.set()
         session = self._sessions.get(held.grant.claim.rollout_id)
         if self._leaving or session is _Session.OFFERED or session is _Session.CLOSED:
             self._release_if_idle(held.grant)
@@ -233,8 +234,8 @@ class Ownership:
     async def wait_released(self) -> None:
         """Wait until nothing is held and nothing runs. Bounded by the caller."""
         while self._grants or self._busy:
-            self._changed.clear()
-            await self._changed.wait()
+            self.changed.clear()
+            await self.changed.wait()
 
     def close(self) -> None:
         """Let the threads end. Claims still held stay on disk until this worker is proven dead."""
@@ -373,13 +374,13 @@ class Ownership:
 
     def _settled(self, rollout_id: str) -> None:
         del self._busy[rollout_id]
-        self._changed.set()
+        self.changed.set()
 
     def _forget(self, grant: Grant) -> None:
         del self._grants[grant.claim.rollout_id]
         self._sessions.pop(grant.claim.rollout_id, None)
         self._history.drop(_key(grant))
-        self._changed.set()
+        self.changed.set()
 
     def _end_abandoned(self, task: asyncio.Task[Held | Moved]) -> None:
         if not task.cancelled() and task.exception() is None:

@@ -18,6 +18,7 @@ from rollout_router.claims import Claim, ClaimsError
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client, ClientGone
+from rollout_router.routing.control import answer_control, is_control
 from rollout_router.routing.decision import Lost, Refuse, Serve, route_hop, route_session
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.forward import MISDIRECTED, MOVED
@@ -78,6 +79,9 @@ class Router:
 
     async def _hop(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What came over the private socket goes through every layer, as a local request does."""
+        if scope["type"] == "http" and is_control(scope):
+            await answer_control(self.worker, scope, receive, send)
+            return
         await (self._outermost or self)(completed(scope, state=self.state), receive, send)
 
     def _identify(self, scope: Scope) -> Rollout | InvalidIdentity | None:

@@ -1,0 +1,201 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What an operator or a checkpoint asks of the running workers of one store (R6).
+
+Synchronous: call it in a thread of a program with an event loop. A worker is asked over its private
+socket, so only the user that runs the workers can. One that gives no answer is named, never passed
+by: it may let requests in.
+"""
+
+import http.client
+import json
+import socket
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from rollout_router.claims import (
+    ClaimsError,
+    FileClaimStore,
+    Gate,
+    OwnerIdentity,
+    Unreadable,
+    Verdict,
+    write_gate,
+)
+
+__all__ = [
+    "ACKNOWLEDGE_S",
+    "Blocker",
+    "WorkerSilent",
+    "close_admission",
+    "drain",
+    "open_admission",
+    "status_of",
+]
+
+ACKNOWLEDGE_S: Final = 5.0
+"""How long a worker has to answer: it takes milliseconds, unless it is stopped or overloaded."""
+
+ASKED_AT_ONCE_MAX: Final = 64
+CONTROL_HEADERS: Final = {"Rollout-Control": "1", "Host": "worker"}
+
+
+class WorkerSilent(Exception):  # noqa: N818 - named by what happened
+    """A worker gave no answer, or none that can be understood; the message says which and why."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Blocker:
+    """What keeps a closed gate from being quiet.
+
+    Attributes:
+        worker_id: the worker that has the call in hand, or that is silent.
+        rollout_id: of the call; None for a silent worker.
+        claim_epoch: under which it runs; None for a silent worker.
+        why: for people.
+    """
+
+    worker_id: str
+    rollout_id: str | None
+    claim_epoch: int | None
+    why: str
+
+
+def close_admission(
+    state_dir: Path, *, by: str, why: str, wait_s: float = 0.0
+) -> tuple[Blocker, ...]:
+    """Close the gate of a service; it stays closed whatever comes back.
+
+    Returns once every live worker has read it and has nothing in hand, or after *wait_s*.
+
+    Args:
+        state_dir: the store of the service.
+        by: who closes it, for those who are refused.
+        why: said to them, at most 300 characters.
+        wait_s: how long calls in flight may take to end.
+
+    Returns:
+        What is still in hand, and the workers that did not answer; nothing where all is quiet.
+
+    Raises:
+        StoreRefused, StoreUnavailable, ValueError: the gate is as it was.
+    """
+    store = FileClaimStore.inspect(state_dir)
+    write_gate(store.state_dir, Gate(open=False, by=by, why=why))
+    # A worker that is not listed yet reads the gate after it has its owner file: it starts closed.
+    workers = list(_living(store))
+    with ThreadPoolExecutor(ASKED_AT_ONCE_MAX) as threads:
+        found = threads.map(lambda worker: _blockers_at(worker, wait_s), workers)
+        return tuple(blocker for blockers in found for blocker in blockers)
+
+
+def open_admission(state_dir: Path, *, by: str) -> None:
+    """Let requests in again; workers notice within a second.
+
+    Raises:
+        StoreRefused, StoreUnavailable: the gate is as it was.
+    """
+    store = FileClaimStore.inspect(state_dir)
+    write_gate(store.state_dir, Gate(open=True, by=by))
+
+
+def drain(state_dir: Path, worker_id: str) -> None:
+    """Have one worker end as SIGTERM ends it: it finishes what it has and gives its rollouts back.
+
+    Returns when the worker has heard it, long before it is gone.
+
+    Raises:
+        StoreRefused: there is no store.
+        WorkerSilent: there is no such worker, or it did not answer.
+    """
+    store = FileClaimStore.inspect(state_dir)
+    try:
+        identity = store.owner(worker_id)
+    except ClaimsError as error:
+        raise WorkerSilent(f"worker {worker_id} cannot be found: {error}") from error
+    if identity is None:
+        raise WorkerSilent(f"there is no worker {worker_id}: see `rollout-router workers list`")
+    _ask(identity, "POST", "/drain", timeout_s=ACKNOWLEDGE_S)
+
+
+def status_of(identity: OwnerIdentity) -> dict[str, Any]:
+    """What a worker says of itself now.
+
+    Raises:
+        WorkerSilent: it did not answer.
+    """
+    return _ask(identity, "GET", "/status", timeout_s=ACKNOWLEDGE_S)
+
+
+def _living(store: FileClaimStore) -> Iterator[OwnerIdentity | Unreadable]:
+    """The workers that are not proven dead, and owner files that cannot be read."""
+    for found in store.owners():
+        if isinstance(found, Unreadable) or (store.judge(found.owner).verdict is not Verdict.DEAD):
+            yield found
+
+
+def _blockers_at(worker: OwnerIdentity | Unreadable, wait_s: float) -> list[Blocker]:
+    if isinstance(worker, Unreadable):
+        return [_silent(Path(worker.path).name, f"its owner file is unreadable ({worker.code})")]
+    try:
+        status = _ask(worker, "POST", f"/admission?wait={wait_s}", timeout_s=wait_s + ACKNOWLEDGE_S)
+        gate_open: bool = status["gate"]["open"]
+        calls = [
+            (call["rollout_id"], call["claim_epoch"], call["seconds"])
+            for call in status["in_flight"]
+        ]
+    except WorkerSilent as error:
+        return [_silent(worker.nonce, str(error))]
+    except (KeyError, TypeError) as error:
+        return [_silent(worker.nonce, f"its answer cannot be understood: {error!r}")]
+    if gate_open:
+        return [_silent(worker.nonce, "it read the gate and lets requests in: somebody opened it")]
+    return [
+        Blocker(
+            worker_id=worker.nonce,
+            rollout_id=rollout_id,
+            claim_epoch=claim_epoch,
+            why=f"a call is in flight for {seconds:.1f} s",
+        )
+        for rollout_id, claim_epoch, seconds in calls
+    ]
+
+
+def _silent(worker_id: str, why: str) -> Blocker:
+    return Blocker(worker_id=worker_id, rollout_id=None, claim_epoch=None, why=why)
+
+
+class _ToSocket(http.client.HTTPConnection):
+    """A connection to a Unix socket."""
+
+    def __init__(self, path: str, *, timeout_s: float) -> None:
+        super().__init__("worker", timeout=timeout_s)
+        self._path = path
+
+    def connect(self) -> None:
+        self.sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self.sock.settimeout(self.timeout)
+        self.sock.connect(self._path)
+
+
+def _ask(identity: OwnerIdentity, method: str, path: str, *, timeout_s: float) -> dict[str, Any]:
+    connection = _ToSocket(identity.socket, timeout_s=timeout_s)
+    try:
+        connection.request(method, path, headers=CONTROL_HEADERS)
+        response = connection.getresponse()
+        content = response.read()
+        answer = json.loads(content)
+    except (OSError, ValueError, http.client.HTTPException) as error:
+        raise WorkerSilent(
+            f"worker {identity.nonce} (pid {identity.pid}) gave no answer: {error!r}"
+        ) from error
+    finally:
+        connection.close()
+    if response.status != http.HTTPStatus.OK or not isinstance(answer, dict):
+        raise WorkerSilent(
+            f"worker {identity.nonce} (pid {identity.pid}) answered {response.status}:"
+            f" {content[:200]!r}"
+        )
+    return answer

@@ -1,0 +1,111 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of one worker over its private socket, by an operator or a checkpoint (R6).
+
+    GET  /status             what it is, what it has in hand, and how its gate stands
+    POST /admission?wait=S   read the gate now; answer once nothing is in hand, or after S seconds
+    POST /drain              end this process as SIGTERM does
+
+The private directory lets only the user that runs the workers in, and only what comes over the
+private socket is looked at: the same header on the public port means nothing.
+"""
+
+import asyncio
+import http
+import json
+import signal
+from typing import Any, Final
+from urllib.parse import parse_qs
+
+from rollout_router.asgi import Receive, Scope, Send
+from rollout_router.routing import headers as wire
+from rollout_router.routing.worker import Worker
+
+__all__ = ["CONTROL", "answer_control", "is_control"]
+
+CONTROL: Final = b"rollout-control"
+
+WAIT_S_MAX: Final = 3600.0
+"""How long a worker keeps one who waits for it to have nothing in hand."""
+
+SCHEMA: Final = 1
+
+
+def is_control(scope: Scope) -> bool:
+    """Whether a request that came over the private socket is to the worker itself."""
+    return wire.first(scope["headers"], CONTROL) is not None
+
+
+async def answer_control(worker: Worker | None, scope: Scope, receive: Receive, send: Send) -> None:
+    """Do what is asked and answer with the worker's status; 404 for anything else, 503 without."""
+    asked = scope["method"], scope["path"]
+    status = http.HTTPStatus.OK
+    if worker is None or worker.closed:
+        status = http.HTTPStatus.SERVICE_UNAVAILABLE
+    elif asked == ("POST", "/admission"):
+        await worker.ownership.in_thread(worker.admission.refresh)
+        await _quiet(worker, _wait_s(scope), receive)
+    elif asked == ("POST", "/drain"):
+        signal.raise_signal(signal.SIGTERM)  # ours, whoever had this pid before
+    elif asked != ("GET", "/status"):
+        status = http.HTTPStatus.NOT_FOUND
+    answer = _status(worker) if worker is not None and status is http.HTTPStatus.OK else {}
+    body = json.dumps(answer).encode()
+    headers = [
+        (b"content-type", b"application/json"),
+        (b"content-length", str(len(body)).encode()),
+        # A connection that stays open would keep a leaver from leaving.
+        (b"connection", b"close"),
+    ]
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+def _status(worker: Worker) -> dict[str, Any]:
+    gate, now = worker.admission.gate, worker.history.clock()
+    return {
+        "schema": SCHEMA,
+        "id": worker.id,
+        "pid": worker.pid,
+        "leaving": worker.ownership.leaving,
+        "claims": len(worker.ownership.grants),
+        "gate": {"open": gate.open, "by": gate.by, "why": gate.why},
+        "in_flight": [
+            {
+                "rollout_id": call.key.rollout_id,
+                "claim_epoch": call.key.claim_epoch,
+                "seconds": round(now - call.began_at, 3),
+            }
+            for call in worker.history.calls
+        ],
+    }
+
+
+def _wait_s(scope: Scope) -> float:
+    asked = parse_qs(scope["query_string"].decode("latin-1")).get("wait", ["0"])[-1]
+    try:
+        return min(max(float(asked), 0.0), WAIT_S_MAX)
+    except ValueError:
+        return 0.0
+
+
+async def _quiet(worker: Worker, wait_s: float, receive: Receive) -> None:
+    """Wait until no call is in hand, the time is over, or whoever asked is gone."""
+
+    async def gone() -> None:
+        while (await receive())["type"] != "http.disconnect":
+            pass
+
+    async def quiet() -> None:
+        while worker.history.calls:
+            worker.ownership.changed.clear()
+            await worker.ownership.changed.wait()
+
+    waiting = [
+        worker.tasks.spawn(gone(), name="who asked"),
+        worker.tasks.spawn(quiet(), name="quiet"),
+    ]
+    try:
+        await asyncio.wait(waiting, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        for task in waiting:
+            task.cancel()

@@ -1,0 +1,178 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What is asked of a worker over its private socket (R6)."""
+
+import asyncio
+import signal
+from pathlib import Path
+
+import pytest
+from support.routing import AppCall, Application, Client, Rig, answer, never
+
+from rollout_router import operate
+from rollout_router.claims import Gate, write_gate
+from rollout_router.operate import Blocker, WorkerSilent
+
+CLOSE = {"by": "ada", "why": "a checkpoint"}
+
+
+async def test_r6_close_returns_when_every_worker_has_read_the_gate(rig: Rig) -> None:
+    workers = [(await rig.start(Application()))[1] for _ in range(3)]
+
+    blockers = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+
+    assert blockers == ()
+    assert not any(worker.admission.gate.open for worker in workers)
+
+
+async def test_r6_close_names_what_is_still_in_hand_and_stays_closed(rig: Rig) -> None:
+    app = Application(never)
+    router, worker = await rig.start(app)
+    client = Client()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        await app.arrived()
+
+        blockers = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+
+        client.leave()
+    (blocker,) = blockers
+    assert (blocker.worker_id, blocker.rollout_id) == (worker.id, "r1")
+    assert blocker.claim_epoch == rig.claim().claim_epoch
+    assert "in flight" in blocker.why
+    refused = await Client().ask(router)
+    assert refused.status == 503
+    assert b"a checkpoint" in refused.content
+
+
+async def test_r6_close_waits_for_calls_in_flight_as_long_as_it_may(rig: Rig) -> None:
+    app, go = Application(), asyncio.Event()
+    router, _ = await rig.start(app)
+
+    async def script(call: AppCall) -> None:
+        if call.routed and call.routed.rollout_id == "r1":
+            await go.wait()
+        await answer(b"done")(call)
+
+    app.script = script
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(Client().ask(router))
+        await app.arrived()
+        closing = group.create_task(
+            asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE, wait_s=60.0)
+        )
+        late = await _refused(router)
+        assert not closing.done()
+        go.set()
+
+    assert closing.result() == ()
+    assert asking.result().content == b"done"
+    assert late.status == 503
+
+
+async def _refused(router: object) -> Client:
+    """The first call that the closing gate refuses."""
+    while True:
+        client = await Client(path="/sessions/r2/x").ask(router)  # type: ignore[arg-type] # a Router
+        if client.status == 503:
+            return client
+
+
+async def test_r6_a_silent_worker_is_a_blocker_and_a_dead_one_is_not(rig: Rig) -> None:
+    silent, dead = rig.owner(None), rig.owner(None)
+    dead.die()
+
+    (blocker,) = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+
+    assert (blocker.worker_id, blocker.rollout_id) == (silent.life.owner.nonce, None)
+    assert "no answer" in blocker.why
+
+
+async def test_r6_a_worker_whose_owner_file_is_unreadable_is_a_blocker(rig: Rig) -> None:
+    _, worker = await rig.start(Application())
+    (rig.state_dir / "owners" / worker.id).write_bytes(b"x")
+
+    (blocker,) = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+
+    assert blocker == Blocker(
+        worker_id=worker.id,
+        rollout_id=None,
+        claim_epoch=None,
+        why="its owner file is unreadable (checksum)",
+    )
+
+
+async def test_r6_a_gate_that_is_opened_meanwhile_is_said(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await rig.start(Application())
+
+    def write_and_open(state_dir: Path, gate: Gate) -> None:
+        write_gate(state_dir, gate)
+        write_gate(state_dir, Gate(open=True))
+
+    monkeypatch.setattr(operate, "write_gate", write_and_open)
+    (blocker,) = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+
+    assert "somebody opened it" in blocker.why
+
+
+async def test_r6_an_opened_gate_lets_requests_in(rig: Rig) -> None:
+    router, worker = await rig.start(Application())
+    await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+
+    await asyncio.to_thread(operate.open_admission, rig.state_dir, by="ada")
+    await worker.ownership.in_thread(worker.admission.refresh)
+
+    assert (await Client().ask(router)).status == 200
+
+
+async def test_a_worker_that_is_asked_to_drain_ends_as_by_sigterm(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    raised: list[int] = []
+    monkeypatch.setattr(signal, "raise_signal", raised.append)
+    _, worker = await rig.start(Application())
+
+    await asyncio.to_thread(operate.drain, rig.state_dir, worker.id)
+
+    assert raised == [signal.SIGTERM]
+
+
+@pytest.mark.parametrize("name", ["nobody", "../x", ""])
+async def test_a_worker_that_is_not_there_cannot_be_drained(rig: Rig, name: str) -> None:
+    await rig.start(Application())
+
+    with pytest.raises(WorkerSilent, match="worker"):
+        await asyncio.to_thread(operate.drain, rig.state_dir, name)
+
+
+async def test_a_worker_says_what_it_has_in_hand(rig: Rig) -> None:
+    router, worker = await rig.start(Application())
+    await Client().ask(router)
+
+    status = await asyncio.to_thread(operate.status_of, worker.life.identity)
+
+    assert status == {
+        "schema": 1,
+        "id": worker.id,
+        "pid": worker.pid,
+        "leaving": False,
+        "claims": 1,
+        "gate": {"open": True, "by": "", "why": ""},
+        "in_flight": [],
+    }
+
+
+async def test_r1_control_means_nothing_on_the_public_port(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(signal, "raise_signal", never)
+    app = Application()
+    router, _ = await rig.start(app)
+    headers = [(b"rollout-control", b"1")]
+
+    unrouted = await Client(path="/drain", headers=headers).ask(router)
+    routed = await Client(headers=headers).ask(router)
+
+    assert (unrouted.status, routed.status) == (200, 200)
+    assert len(app.calls) == 2
