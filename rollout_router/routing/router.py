@@ -191,7 +191,7 @@ class Router:
         if worker is None or worker.pid != os.getpid() or worker.closed:
             await _refuse(exchange, _no_worker(rollout_id), worker)
             return
-        await _answered(worker, exchange, route(self.app, worker, exchange))
+        await _counted(worker, exchange, route(self.app, worker, exchange), hop=False)
 
     async def _private(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request over the private socket: served here or refused, never forwarded (R1)."""
@@ -210,7 +210,8 @@ class Router:
             refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
             await _refuse(exchange, refusal, worker)
             return
-        await _answered(worker, exchange, self._serve_hop(worker, exchange, int(expected)))
+        work = self._serve_hop(worker, exchange, int(expected))
+        await _counted(worker, exchange, work, hop=True)
 
     async def _serve_hop(self, worker: Worker, exchange: Exchange, expected_epoch: int) -> None:
         await worker.ownership.wait_settled(exchange.rollout_id)
@@ -298,6 +299,15 @@ def _no_worker(rollout_id: str) -> Refusal:
     )
 
 
+def _overloaded(rollout_id: str, calls_max: int) -> Refusal:
+    return Refusal(
+        "overloaded",
+        f"rollout {rollout_id}: this worker has {calls_max} calls in hand, as many as it may;"
+        " nothing happened, send again",
+        rollout_id=rollout_id,
+    )
+
+
 def _names(claim: Claim) -> Headers:
     return [
         (wire.WORKER, claim.owner.nonce.encode()),
@@ -311,6 +321,21 @@ def _store_unavailable(error: ClaimsError, rollout_id: str) -> Refusal:
         f"rollout {rollout_id}: {error}; nothing happened",
         rollout_id=rollout_id,
     )
+
+
+async def _counted(
+    worker: Worker, exchange: Exchange, work: Coroutine[Any, Any, None], *, hop: bool
+) -> None:
+    """Do the work of an exchange, unless this worker has as many in hand as it may."""
+    if worker.in_hand[hop] >= worker.settings.calls_max:
+        work.close()
+        await _refuse(exchange, _overloaded(exchange.rollout_id, worker.settings.calls_max), worker)
+        return
+    worker.in_hand[hop] += 1
+    try:
+        await _answered(worker, exchange, work)
+    finally:
+        worker.in_hand[hop] -= 1
 
 
 async def _answered(worker: Worker, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:

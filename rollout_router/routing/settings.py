@@ -116,6 +116,10 @@ class Settings:
     """How long a forwarder waits for the head of an answer; None waits as long as it takes,
     because a slow model is the normal case and a call that timed out may have run."""
 
+    calls_max: int = 4096
+    """So many calls a worker has in hand from clients, and as many from other workers; more are 503
+    ``overloaded``. Each needs up to three descriptors and the memory of its body."""
+
     body_bytes_max: int = 64 * 1024**2
     """The longest request body of a rollout, rebuilt or sent in full; beyond it 413."""
 
@@ -141,6 +145,8 @@ class Settings:
             raise ValueError(f"sweep_s must be positive and finite, got {self.sweep_s}")
         if self.owner_timeout_s is not None and self.owner_timeout_s <= 0:
             raise ValueError(f"owner_timeout_s must be positive, got {self.owner_timeout_s}")
+        if self.calls_max <= 0:
+            raise ValueError(f"calls_max must be positive, got {self.calls_max}")
         if self.body_bytes_max <= 0:
             raise ValueError(f"body_bytes_max must be positive, got {self.body_bytes_max}")
 

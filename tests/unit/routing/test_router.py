@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
-from support.routing import AppCall, Application, Client, Rig, answer
+from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.claims import ClaimUnreadable, Gate, Grant, StoreUnavailable, write_gate
@@ -453,3 +453,41 @@ async def test_a_leaver_serves_hops_while_a_call_of_their_rollout_runs(rig: Rig)
         go.set()
     await worker.ownership.wait_released()
     assert rig.files_of(worker) == {}
+
+
+async def test_r6_a_worker_takes_no_more_calls_than_it_may(rig: Rig) -> None:
+    app = Application(never)
+    router, worker = await rig.start(app, calls_max=2)
+    clients = [Client(path=f"/sessions/r{number}/x") for number in range(2)]
+    async with asyncio.TaskGroup() as group:
+        for client in clients:
+            group.create_task(client.ask(router))
+            await app.arrived()
+
+        refused = await Client(path="/sessions/r9/x").ask(router)
+
+        for client in clients:
+            client.leave()
+    assert (refused.status, refused.value(b"retry-after")) == (503, b"1")
+    assert b'"overloaded"' in refused.content
+    assert rig.store.read("r9") is None
+    assert +worker.in_hand == {}
+    app.script = answer()
+    assert (await Client(path="/sessions/r9/x").ask(router)).status == 200
+
+
+async def test_r6_calls_from_clients_leave_room_for_hops(rig: Rig) -> None:
+    """Else two workers that are full of forwards would refuse each other for good."""
+    app = Application(never)
+    owner, _ = await rig.start(app, calls_max=1)
+    other, _ = await rig.start(Application(), calls_max=1)
+    held = Client(path="/sessions/r1/x")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(held.ask(owner))
+        await app.arrived()
+        app.script = answer()
+
+        forwarded = await Client(path="/sessions/r1/x").ask(other)
+
+        held.leave()
+    assert forwarded.status == 200
