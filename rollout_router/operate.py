@@ -9,6 +9,8 @@ by: it may let requests in.
 import http.client
 import json
 import socket
+import threading
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -38,6 +40,7 @@ __all__ = [
 ACKNOWLEDGE_S: Final = 5.0
 """How long a worker has to answer: it takes milliseconds, unless it is stopped or overloaded."""
 
+GONE_POLL_S: Final = 0.05
 ASKED_AT_ONCE_MAX: Final = 64
 CONTROL_HEADERS: Final = {"Rollout-Control": "1", "Host": "worker"}
 
@@ -101,10 +104,16 @@ def open_admission(state_dir: Path, *, by: str) -> None:
     write_gate(store.state_dir, Gate(open=True, by=by))
 
 
-def drain(state_dir: Path, worker_id: str) -> None:
+def drain(state_dir: Path, worker_id: str, *, wait_s: float = 0.0) -> bool:
     """Have one worker end as SIGTERM ends it: it finishes what it has and gives its rollouts back.
 
-    Returns when the worker has heard it, long before it is gone.
+    Args:
+        state_dir: the store of its service.
+        worker_id: the worker.
+        wait_s: how long to wait until it is gone.
+
+    Returns:
+        Whether it is gone. It has heard it in any case.
 
     Raises:
         StoreRefused: there is no store.
@@ -118,6 +127,11 @@ def drain(state_dir: Path, worker_id: str) -> None:
     if identity is None:
         raise WorkerSilent(f"there is no worker {worker_id}: see `rollout-router workers list`")
     _ask(identity, "POST", "/drain", timeout_s=ACKNOWLEDGE_S)
+    ends_at = time.monotonic() + wait_s
+    pause = threading.Event()  # never set: a wait with a bound
+    while not (gone := _is_gone(store, identity)) and time.monotonic() < ends_at:
+        pause.wait(GONE_POLL_S)
+    return gone
 
 
 def status_of(identity: OwnerIdentity) -> dict[str, Any]:
@@ -127,6 +141,12 @@ def status_of(identity: OwnerIdentity) -> dict[str, Any]:
         WorkerSilent: it did not answer.
     """
     return _ask(identity, "GET", "/status", timeout_s=ACKNOWLEDGE_S)
+
+
+def _is_gone(store: FileClaimStore, identity: OwnerIdentity) -> bool:
+    """Its owner file went with it, or stayed, with a claim that it could not give back."""
+    proof = store.proof_of_death(identity.owner)
+    return proof is not None or not (store.state_dir / "owners" / identity.nonce).exists()
 
 
 def _living(store: FileClaimStore) -> Iterator[OwnerIdentity | Unreadable]:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router workers``: the workers that a store knows of."""
+"""``rollout-router workers``: the workers that a store knows of, and draining one of them."""
 
 import json
 import sys
@@ -21,14 +21,16 @@ from rollout_router.claims import (
 )
 from rollout_router.cli.claims_owners import open_store
 from rollout_router.cli.claims_view import described, name_each, print_table, progress
-from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
+from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
+from rollout_router.cli.terminal import printable
+from rollout_router.operate import WorkerSilent, drain
 
 __all__ = ["workers"]
 
 
 @click.group()
 def workers() -> None:
-    """Inspect the workers of a store."""
+    """Inspect and drain the workers of a store."""
 
 
 @workers.command("list")
@@ -51,6 +53,28 @@ def list_workers(*, state_dir: Path, as_json: bool) -> None:
         print_table(columns, [tuple(row.values()) for row in rows])
     name_each(unreadable)
     sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
+
+
+@workers.command("drain")
+@click.argument("worker_id")
+@flag(
+    "--wait",
+    "wait_s",
+    default=0.0,
+    type=click.FloatRange(0),
+    help="Seconds to wait until it is gone.",
+)
+@state_dir_flag()
+def drain_worker(*, worker_id: str, wait_s: float, state_dir: Path) -> None:
+    """Have one worker finish what it has in hand, give its rollouts back and end, as by SIGTERM.
+
+    Under `serve` another worker takes its place. Exit code 1 where there is no such worker, it does
+    not answer, or it is not gone after --wait seconds.
+    """
+    with ended_by(WorkerSilent, ExitCode.FAILED), ended_by(ClaimsError, ExitCode.REFUSED):
+        gone = drain(state_dir, worker_id, wait_s=wait_s)
+    click.echo(f"worker {printable(worker_id)} {'is gone' if gone else 'drains'}")
+    sys.exit(ExitCode.FINE if gone or not wait_s else ExitCode.FAILED)
 
 
 def _survey(store: FileClaimStore) -> tuple[list[dict[str, Any]], list[Unreadable]]:

@@ -67,7 +67,6 @@ class Worker:
         self.pid = os.getpid()
         self.closed = False  # True past the drain's deadline: nothing is served any more
         self.lost = False  # True once the owner file is gone
-        self.lost = False  # True once the owner file is gone: whoever runs this process must end it
         # Two counts: two workers that forward to each other must not refuse each other's hops.
         self.in_hand: Counter[bool] = Counter()  # calls, by whether they came over a hop
         self.tasks = Tasks()

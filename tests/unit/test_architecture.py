@@ -39,6 +39,7 @@ ROOMS = {
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},
     "demo": {"processes", "transport"},
     "harness": {"claims", "processes"},
+    "operate": {"claims"},
     "bench": {*SHARED, "claims", "gateway", "processes", "transport"},
 }
 ROOMS["cli"] = set(ROOMS)  # it stands before everything, and nothing knows it

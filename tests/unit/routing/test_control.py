@@ -3,6 +3,7 @@
 
 import asyncio
 import signal
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -12,13 +13,13 @@ from rollout_router import operate
 from rollout_router.claims import Gate, write_gate
 from rollout_router.operate import Blocker, WorkerSilent
 
-CLOSE = {"by": "ada", "why": "a checkpoint"}
+close = partial(operate.close_admission, by="ada", why="a checkpoint")
 
 
 async def test_r6_close_returns_when_every_worker_has_read_the_gate(rig: Rig) -> None:
     workers = [(await rig.start(Application()))[1] for _ in range(3)]
 
-    blockers = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+    blockers = await asyncio.to_thread(close, rig.state_dir)
 
     assert blockers == ()
     assert not any(worker.admission.gate.open for worker in workers)
@@ -32,7 +33,7 @@ async def test_r6_close_names_what_is_still_in_hand_and_stays_closed(rig: Rig) -
         group.create_task(client.ask(router))
         await app.arrived()
 
-        blockers = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+        blockers = await asyncio.to_thread(close, rig.state_dir)
 
         client.leave()
     (blocker,) = blockers
@@ -66,9 +67,7 @@ async def test_r6_close_waits_for_calls_in_flight_as_long_as_it_may(
     async with asyncio.TaskGroup() as group:
         asking = group.create_task(Client().ask(router))
         await app.arrived()
-        closing = group.create_task(
-            asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE, wait_s=60.0)
-        )
+        closing = group.create_task(asyncio.to_thread(close, rig.state_dir, wait_s=60.0))
         await closed.wait()
         late = await Client(path="/sessions/r2/x").ask(router)
         assert not closing.done()
@@ -83,7 +82,7 @@ async def test_r6_a_silent_worker_is_a_blocker_and_a_dead_one_is_not(rig: Rig) -
     silent, dead = rig.owner(None), rig.owner(None)
     dead.die()
 
-    (blocker,) = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+    (blocker,) = await asyncio.to_thread(close, rig.state_dir)
 
     assert (blocker.worker_id, blocker.rollout_id) == (silent.life.owner.nonce, None)
     assert "no answer" in blocker.why
@@ -93,7 +92,7 @@ async def test_r6_a_worker_whose_owner_file_is_unreadable_is_a_blocker(rig: Rig)
     _, worker = await rig.start(Application())
     (rig.state_dir / "owners" / worker.id).write_bytes(b"x")
 
-    (blocker,) = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+    (blocker,) = await asyncio.to_thread(close, rig.state_dir)
 
     assert blocker == Blocker(
         worker_id=worker.id,
@@ -113,14 +112,14 @@ async def test_r6_a_gate_that_is_opened_meanwhile_is_said(
         write_gate(state_dir, Gate(open=True))
 
     monkeypatch.setattr(operate, "write_gate", write_and_open)
-    (blocker,) = await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+    (blocker,) = await asyncio.to_thread(close, rig.state_dir)
 
     assert "somebody opened it" in blocker.why
 
 
 async def test_r6_an_opened_gate_lets_requests_in(rig: Rig) -> None:
     router, worker = await rig.start(Application())
-    await asyncio.to_thread(operate.close_admission, rig.state_dir, **CLOSE)
+    await asyncio.to_thread(close, rig.state_dir)
 
     await asyncio.to_thread(operate.open_admission, rig.state_dir, by="ada")
     await worker.ownership.in_thread(worker.admission.refresh)
@@ -135,9 +134,23 @@ async def test_a_worker_that_is_asked_to_drain_ends_as_by_sigterm(
     monkeypatch.setattr(signal, "raise_signal", raised.append)
     _, worker = await rig.start(Application())
 
-    await asyncio.to_thread(operate.drain, rig.state_dir, worker.id)
+    gone = await asyncio.to_thread(operate.drain, rig.state_dir, worker.id)
 
-    assert raised == [signal.SIGTERM]
+    assert (raised, gone) == ([signal.SIGTERM], False)
+
+
+async def test_a_drain_can_be_waited_for(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = asyncio.Event()
+    monkeypatch.setattr(signal, "raise_signal", lambda _: asked.set())
+    router, worker = await rig.start(Application())
+    async with asyncio.TaskGroup() as group:
+        draining = group.create_task(
+            asyncio.to_thread(operate.drain, rig.state_dir, worker.id, wait_s=60.0)
+        )
+        await asked.wait()
+        await router.stop_worker()
+
+    assert draining.result()
 
 
 @pytest.mark.parametrize("name", ["nobody", "../x", ""])
