@@ -82,7 +82,7 @@ class Load:
 
 
 @pytest.mark.parametrize(
-    "kills", [12, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
+    "kills", [8, pytest.param(100, marks=[pytest.mark.long, pytest.mark.timeout(1200)])]
 )
 def test_c3_of_workers_killed_under_load_nothing_is_left_and_r2_no_call_ran_twice(
     serve: Callable[..., Gateway], folder: Path, kills: int

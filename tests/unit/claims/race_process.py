@@ -56,7 +56,7 @@ from rollout_router.claims.layout import create_or_open
 
 ROLLOUTS: Final = ("r2", "r7", "r6", "r3", "r4")  # the first two share a stripe
 LOCK_TIMEOUT_S: Final = 60.0  # a stopped process may hold a stripe; no call fails for that here
-TURN_S: Final = 0.0015  # how long a worker listens between two calls: the load, and no more
+TURN_S: Final = 0.005  # how long a worker listens between two calls: the load, and no more
 GAP_S: Final = 0.003  # of a mutant
 GONE_WRONG: Final = 3  # the exit code of a worker to which the store said no
 

@@ -345,7 +345,7 @@ class ManyClaims(Claims):
 
 
 everyday = settings(
-    max_examples=30,
+    max_examples=20,
     stateful_step_count=50,
     deadline=None,
     derandomize=True,  # the same examples each time; the long form looks for new ones
