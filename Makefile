@@ -20,7 +20,7 @@ demo: setup
 	$(BIN)/rollout-router demo $(ARGS)
 
 test: setup
-	$(BIN)/pytest -n 4 --dist worksteal -m "not long" $(ARGS)
+	$(BIN)/pytest -n 3 --dist worksteal -m "not long" $(ARGS)
 
 test-long: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m long --timeout 1200 $(ARGS)
