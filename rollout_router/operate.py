@@ -29,6 +29,7 @@ from rollout_router.claims import (
 
 __all__ = [
     "ACKNOWLEDGE_S",
+    "WAIT_S_MAX",
     "Blocker",
     "WorkerSilent",
     "close_admission",
@@ -39,6 +40,9 @@ __all__ = [
 
 ACKNOWLEDGE_S: Final = 5.0
 """How long a worker has to answer: it takes milliseconds, unless it is stopped or overloaded."""
+
+WAIT_S_MAX: Final = 3600.0
+"""The longest wait that can be asked for; workers answer after as much."""
 
 GONE_POLL_S: Final = 0.05
 ASKED_AT_ONCE_MAX: Final = 64
@@ -77,7 +81,7 @@ def close_admission(
         state_dir: the store of the service.
         by: who closes it, for those who are refused.
         why: said to them, at most 300 characters.
-        wait_s: how long calls in flight may take to end.
+        wait_s: how long calls in flight may take to end, up to an hour.
 
     Returns:
         What is still in hand, and the workers that did not answer; nothing where all is quiet.
@@ -85,6 +89,7 @@ def close_admission(
     Raises:
         StoreRefused, StoreUnavailable, ValueError: the gate is as it was.
     """
+    _check_wait(wait_s)
     store = FileClaimStore.inspect(state_dir)
     write_gate(store.state_dir, Gate(open=False, by=by, why=why))
     # A worker that is not listed yet reads the gate after it has its owner file: it starts closed.
@@ -110,7 +115,7 @@ def drain(state_dir: Path, worker_id: str, *, wait_s: float = 0.0) -> bool:
     Args:
         state_dir: the store of its service.
         worker_id: the worker.
-        wait_s: how long to wait until it is gone.
+        wait_s: how long to wait until it is gone, up to an hour.
 
     Returns:
         Whether it is gone. It has heard it in any case.
@@ -118,7 +123,9 @@ def drain(state_dir: Path, worker_id: str, *, wait_s: float = 0.0) -> bool:
     Raises:
         StoreRefused: there is no store.
         WorkerSilent: there is no such worker, or it did not answer.
+        ValueError: *wait_s* is out of its bounds; nothing was asked.
     """
+    _check_wait(wait_s)
     store = FileClaimStore.inspect(state_dir)
     try:
         identity = store.owner(worker_id)
@@ -141,6 +148,11 @@ def status_of(identity: OwnerIdentity) -> dict[str, Any]:
         WorkerSilent: it did not answer.
     """
     return _ask(identity, "GET", "/status", timeout_s=ACKNOWLEDGE_S)
+
+
+def _check_wait(wait_s: float) -> None:
+    if not 0 <= wait_s <= WAIT_S_MAX:
+        raise ValueError(f"a wait has 0 to {WAIT_S_MAX:.0f} seconds, not {wait_s}")
 
 
 def _is_gone(store: FileClaimStore, identity: OwnerIdentity) -> bool:

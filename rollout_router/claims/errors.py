@@ -39,14 +39,13 @@ _REMEDIES: Final = {
     "EOVERFLOW": "its epochs are used up: start a new store in another directory",
 }
 
-
 _OF_THE_PROCESS: Final = frozenset({errno_names.EMFILE, errno_names.ENFILE, errno_names.ENOMEM})
 """Errors that say nothing of the store; every other is of the file or directory that gave it."""
 
 _CODES: Final = {errno_names.ENOENT: "missing", errno_names.ENOTDIR: "not_a_directory"}
 
 
-def errno_name(error: OSError) -> str:
+def errno_name(error: "OSError | StoreUnavailable") -> str:
     """The symbolic name of the error number, ``"EIO"`` where the error carries none."""
     return errno_names.errorcode.get(error.errno or 0, "EIO")
 
@@ -106,7 +105,7 @@ class ForceRefused(ClaimsError):  # noqa: N818 - what happened to the operator's
     """An operator's ``force`` did not name what stands. Nothing was changed."""
 
 
-def code_of(error: OSError) -> str:
+def code_of(error: OSError | StoreUnavailable) -> str:
     """The code of a part of the store that gave *error*.
 
     Raises:

@@ -17,7 +17,7 @@ from rollout_router.claims.errors import StoreUnavailable, errno_name
 from rollout_router.claims.locks import StripeLocks
 from rollout_router.claims.record import Malformed, open_envelope, seal_envelope
 
-__all__ = ["WHY_LENGTH_MAX", "Gate", "read_gate", "write_gate", "writing_gate"]
+__all__ = ["WHY_LENGTH_MAX", "Gate", "load_gate", "read_gate", "write_gate", "writing_gate"]
 
 WHY_LENGTH_MAX: Final = 300
 """Characters in which a gate says why; of 12 bytes each when escaped, below the 4 KiB of a file."""
@@ -36,16 +36,26 @@ def read_gate(state_dir: Path) -> Gate:
     """What the gate file says now. Never raises: what cannot be read is a closed gate."""
     path = os.fspath(state_dir / "gate")
     try:
-        fields = open_envelope(read_capped(path))
+        return load_gate(path)
     except FileNotFoundError:
         return Gate(open=True)
     except OSError as error:
         return _unreadable(path, errno_name(error))
     except Malformed as error:
         return _unreadable(path, error.code)
+
+
+def load_gate(path: str) -> Gate:
+    """What a gate file says.
+
+    Raises:
+        Malformed: it says nothing that can be understood.
+        OSError: as ``open`` and ``read``.
+    """
+    fields = open_envelope(read_capped(path))
     is_open, by, why = fields.get("open"), fields.get("by"), fields.get("why")
     if type(is_open) is not bool or type(by) is not str or type(why) is not str:
-        return _unreadable(path, "field")
+        raise Malformed("field")
     return Gate(open=is_open, by=by, why=why)
 
 

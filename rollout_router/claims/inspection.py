@@ -16,7 +16,7 @@ from rollout_router.claims.epochs import floor_of, generation_of
 from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, code_of
 from rollout_router.claims.evidence import is_held
 from rollout_router.claims.files import FileClaimStore
-from rollout_router.claims.layout import STRIPE_NAMES, read_format
+from rollout_router.claims.layout import PARTS, STRIPE_NAMES, read_format
 from rollout_router.claims.parts import Finding, finding, gate_damage, rollout_of_file, wrong_with
 from rollout_router.claims.record import Claim, Unreadable, valid_nonce
 from rollout_router.claims.repair import highest_of
@@ -24,7 +24,6 @@ from rollout_router.claims.sweeper import dead_owners
 
 __all__ = ["Inspection", "inspect_store"]
 
-_PARTS: Final = frozenset({"locks", "owners", "epochs", "claims"})
 _STRIPES: Final = frozenset(STRIPE_NAMES)
 _OTHER_LOCKS: Final = frozenset({"format", "gate", "sweep"})  # the last two once they were needed
 _USABLE: Final = frozenset({"mode", "wrong_user"})
@@ -82,7 +81,7 @@ class _Pass:
     def top(self) -> None:
         """The directory itself, what lies in it, and directories that hold nothing but stripes."""
         names = self._directory(self.root, writers=("format", "gate"))
-        for name in sorted({*names, "FORMAT"} - _PARTS):
+        for name in sorted({*names, "FORMAT"}.difference(PARTS)):
             path = f"{self.root}/{name}"
             if name not in {"FORMAT", "gate"}:
                 self._note(path, "unknown_file")
@@ -127,7 +126,7 @@ class _Pass:
             self._note(path, error.code, place="owner")
             return False
         except StoreUnavailable as error:
-            self._note(path, code_of(OSError(error.errno, path)))
+            self._note(path, code_of(error))
             return False
         if identity and inode not in {identity.inode, None} and nonce not in self.dead:
             self._note(path, "copied", nonce=nonce)
@@ -176,7 +175,7 @@ class _Pass:
         """What was wrong for a moment is not wrong."""
         for path, writers in self.temporary:
             if not self._being_written(writers) and os.path.lexists(path):
-                # A sweep clears no temporary file of a repair.
+                # Nobody writes one among the locks.
                 self._note(path, "temporary", place="" if writers else "unknown_file")
         for claim in self.strays:
             inode = self._inode_of(claim.owner.nonce)

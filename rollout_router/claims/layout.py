@@ -40,6 +40,7 @@ from rollout_router.claims.record import (
 )
 
 __all__ = [
+    "PARTS",
     "STRIPE_NAMES",
     "Format",
     "Layout",
@@ -54,7 +55,7 @@ STRIPE_NAMES: Final = tuple(f"{stripe:02x}" for stripe in range(STRIPES))
 _SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CREATION_TIMEOUT_S: Final = 60.0  # 256 synced files, on a disk that takes 200 ms for each
 _DIRECTORY_MODE: Final = 0o700
-_PARTS: Final = ("locks", "owners", "epochs", "claims")
+PARTS: Final = ("locks", "owners", "epochs", "claims")
 
 _log = logging.getLogger(__name__)
 
@@ -163,7 +164,7 @@ def check_access(root: Path) -> None:
     Raises:
         StoreRefused: says of which directory, and what to do.
     """
-    for part in (root, *(root / name for name in _PARTS)):
+    for part in (root, *(root / name for name in PARTS)):
         with _refusing(root), contextlib.suppress(FileNotFoundError):
             _check_directory(part)
 
@@ -313,7 +314,7 @@ def _known(root: Path, *, service: str | None) -> Format | None:
             "give each service a --state-dir of its own"
         )
     # Owner files order no grants: their directory is made anew.
-    missing = [part for part in _PARTS if part != "owners" and not (root / part).exists()]
+    missing = [part for part in PARTS if part != "owners" and not (root / part).exists()]
     if service is not None and missing:
         raise StoreRefused(
             f"{root} lacks {', '.join(missing)}: stop all workers of this store and run "

@@ -110,7 +110,7 @@ class _Pass:
         except ForceRefused:  # an epoch is never given twice: another one stands there
             self.moved.append(claim.rollout_id)
         except StoreUnavailable as error:
-            self._fail(claim, errno_name(OSError(error.errno, error.what)))
+            self._fail(claim, errno_name(error))
             if error.errno == errno.ETIMEDOUT:
                 self.stuck.add(stripe)
             elif error.errno in _ENDING:

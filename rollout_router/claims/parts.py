@@ -12,9 +12,9 @@ import stat
 from dataclasses import dataclass
 from typing import Final
 
-from rollout_router.claims.disk import read_capped
 from rollout_router.claims.errors import code_of
-from rollout_router.claims.record import Malformed, file_name, open_envelope, valid_rollout_id
+from rollout_router.claims.gate import load_gate
+from rollout_router.claims.record import Malformed, file_name, valid_rollout_id
 
 __all__ = ["Finding", "finding", "gate_damage", "rollout_of_file", "wrong_with"]
 
@@ -115,13 +115,11 @@ def wrong_with(path: str, *, user: int, directory: bool = False) -> list[Finding
 def gate_damage(path: str) -> str | None:
     """The code of what keeps the gate file at *path* from being read; workers take it as closed."""
     try:
-        fields = open_envelope(read_capped(path))
+        load_gate(path)
     except FileNotFoundError:
         return None  # opened since
     except Malformed as error:
         return error.code
     except OSError as error:
         return code_of(error)
-    types = {"open": bool, "by": str, "why": str}
-    whole = all(type(fields.get(name)) is wanted for name, wanted in types.items())
-    return None if whole else "field"
+    return None

@@ -107,7 +107,7 @@ class ClaimReader:
         except ClaimUnreadable as error:
             return Unreadable(path=path, code=error.code)
         except StoreUnavailable as error:
-            return Unreadable(path=path, code=code_of(OSError(error.errno, error.what)))
+            return Unreadable(path=path, code=code_of(error))
         if claim is None or path == self.path_of(claim.rollout_id):
             return claim
         return Unreadable(path=path, code="wrong_name")
@@ -132,7 +132,7 @@ class ClaimReader:
             except StoreUnavailable as error:
                 if error.errno not in _ONE_FILE:
                     raise
-                yield Unreadable(path=path, code=errno_name(OSError(error.errno, path)))
+                yield Unreadable(path=path, code=errno_name(error))
             else:
                 if identity is not None:
                     yield identity

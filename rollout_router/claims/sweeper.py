@@ -164,8 +164,7 @@ class _Pass:
         return found
 
     def _fail(self, path: str, error: StoreUnavailable | OSError) -> None:
-        code = errno_name(OSError(error.errno, path))
-        self.failed.append(Unreadable(path=path, code=code))
+        self.failed.append(Unreadable(path=path, code=errno_name(error)))
 
 
 def sweep(

@@ -21,7 +21,7 @@ from rollout_router.claims import (
 )
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
 from rollout_router.cli.terminal import printable
-from rollout_router.operate import close_admission, open_admission
+from rollout_router.operate import WAIT_S_MAX, close_admission, open_admission
 
 __all__ = ["admission"]
 
@@ -52,7 +52,7 @@ def open_gate(*, state_dir: Path) -> None:
     "--wait",
     "wait_s",
     default=0.0,
-    type=click.FloatRange(0),
+    type=click.FloatRange(0, WAIT_S_MAX),
     help="Seconds that calls in flight may take to end.",
 )
 @state_dir_flag()
@@ -65,7 +65,11 @@ def close_gate(*, why: str, wait_s: float, state_dir: Path, as_json: bool) -> No
     """
     if len(why) > WHY_LENGTH_MAX:
         raise click.UsageError(f"--why has at most {WHY_LENGTH_MAX} characters, not {len(why)}")
-    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
+    with (
+        ended_by(ClaimsError, ExitCode.FAILED),
+        ended_by(StoreRefused, ExitCode.REFUSED),
+        ended_by(ValueError, ExitCode.USAGE),  # --wait nan is in no range, and passes one
+    ):
         blockers = close_admission(state_dir, by=BY, why=why, wait_s=wait_s)
     if as_json:
         found = [asdict(blocker) for blocker in blockers]

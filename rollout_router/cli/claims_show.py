@@ -75,8 +75,7 @@ def _read(store: FileClaimStore, rollout_id: str) -> Claim | Unreadable | None:
     except ClaimUnreadable as error:
         return Unreadable(path=error.path, code=error.code)
     except StoreUnavailable as error:  # a stripe that is gone, a directory that is closed to us
-        code = code_of(OSError(error.errno, error.what))
-        return Unreadable(path=store.path_of(rollout_id), code=code)
+        return Unreadable(path=store.path_of(rollout_id), code=code_of(error))
 
 
 def _described(claim: Claim, store: FileClaimStore) -> dict[str, Any]:

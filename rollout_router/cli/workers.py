@@ -23,7 +23,7 @@ from rollout_router.cli.claims_owners import open_store
 from rollout_router.cli.claims_view import described, name_each, print_table, progress
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
 from rollout_router.cli.terminal import printable
-from rollout_router.operate import WorkerSilent, drain
+from rollout_router.operate import WAIT_S_MAX, WorkerSilent, drain
 
 __all__ = ["workers"]
 
@@ -61,7 +61,7 @@ def list_workers(*, state_dir: Path, as_json: bool) -> None:
     "--wait",
     "wait_s",
     default=0.0,
-    type=click.FloatRange(0),
+    type=click.FloatRange(0, WAIT_S_MAX),
     help="Seconds to wait until it is gone.",
 )
 @state_dir_flag()
@@ -71,7 +71,11 @@ def drain_worker(*, worker_id: str, wait_s: float, state_dir: Path) -> None:
     Under `serve` another worker takes its place. Exit code 1 where there is no such worker, it does
     not answer, or it is not gone after --wait seconds.
     """
-    with ended_by(WorkerSilent, ExitCode.FAILED), ended_by(ClaimsError, ExitCode.REFUSED):
+    with (
+        ended_by(WorkerSilent, ExitCode.FAILED),
+        ended_by(ClaimsError, ExitCode.REFUSED),
+        ended_by(ValueError, ExitCode.USAGE),  # --wait nan is in no range, and passes one
+    ):
         gone = drain(state_dir, worker_id, wait_s=wait_s)
     click.echo(f"worker {printable(worker_id)} {'is gone' if gone else 'drains'}")
     sys.exit(ExitCode.FINE if gone or not wait_s else ExitCode.FAILED)
@@ -109,5 +113,4 @@ def _owners(store: FileClaimStore) -> Iterator[OwnerIdentity | Unreadable]:
     try:
         yield from store.owners()
     except StoreUnavailable as error:  # their directory is gone, or closed to us
-        path = f"{store.state_dir}/owners"
-        yield Unreadable(path=path, code=code_of(OSError(error.errno, path)))
+        yield Unreadable(path=f"{store.state_dir}/owners", code=code_of(error))

@@ -289,3 +289,13 @@ def test_c5_no_path_that_ends_a_command_acts_on_a_terminal(folder: Path) -> None
     done = _command(folder / "\x1b[2Jnone", "claims", "list")
     assert (done.exit_code, "\x1b" in done.stderr) == (4, False)
     assert "\\x1b[2Jnone" in done.stderr
+
+
+@pytest.mark.parametrize("wait", ["inf", "nan", "-1", "3601"])
+@pytest.mark.parametrize("command", ["workers drain x", "admission close --why x"])
+def test_r6_a_wait_that_is_none_is_an_error_of_usage(
+    store: FileClaimStore, command: str, wait: str
+) -> None:
+    done = _command(store.state_dir, *command.split(), "--wait", wait)
+    assert done.exit_code == 2
+    assert read_gate(store.state_dir).open

@@ -286,13 +286,8 @@ async def test_c3_a_worker_clears_what_a_dead_one_left(
     assert sockets(rig) == {f"{worker.id}.sock"}
 
 
-async def test_c3_a_worker_whose_socket_file_was_removed_listens_again(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    app = Application()
-    router, worker = await rig.start(app)
-    other, _ = await rig.start(Application())
-    await Client().ask(router)
+def said_when_bound(monkeypatch: pytest.MonkeyPatch) -> asyncio.Event:
+    """Set once a worker has bound its socket anew."""
     bound, rebind = asyncio.Event(), PrivateServer.rebind
 
     async def rebind_and_say(server: PrivateServer, in_thread: Any) -> bool:
@@ -301,6 +296,17 @@ async def test_c3_a_worker_whose_socket_file_was_removed_listens_again(
         return done
 
     monkeypatch.setattr(PrivateServer, "rebind", rebind_and_say)
+    return bound
+
+
+async def test_c3_a_worker_whose_socket_file_was_removed_listens_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app = Application()
+    router, worker = await rig.start(app)
+    other, _ = await rig.start(Application())
+    await Client().ask(router)
+    bound = said_when_bound(monkeypatch)
     before = counted("rollout_router_socket_rebinds_total")
     worker.socket_path.unlink()
     await bound.wait()
@@ -370,22 +376,27 @@ async def test_c3_a_worker_whose_owner_file_was_removed_has_its_server_shut_down
 
 
 async def test_c3_while_an_application_keeps_all_its_threads_a_socket_is_bound_anew(
-    rig: Rig,
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """And housekeeping goes on: the gate is read."""
     _, worker = await rig.start(Application())
-    done = threading.Event()
-    loop = asyncio.get_running_loop()
+    bound, closed, done = said_when_bound(monkeypatch), asyncio.Event(), threading.Event()
+    loop, refresh = asyncio.get_running_loop(), worker.admission.refresh
+
+    def refresh_and_say() -> None:
+        refresh()
+        if not worker.admission.gate.open:
+            loop.call_soon_threadsafe(closed.set)
+
+    monkeypatch.setattr(worker.admission, "refresh", refresh_and_say)
     busy = [loop.run_in_executor(None, done.wait) for _ in range(64)]
     try:
         worker.socket_path.unlink()
-        write_gate_in(rig)
-        while worker.admission.gate.open or not worker.socket_path.exists():  # noqa: ASYNC110 - of another thread's making
-            await asyncio.sleep(0.01)
+        write_gate(rig.state_dir, Gate(open=False, by="ada", why="upkeep"))
+        await bound.wait()
+        await closed.wait()
     finally:
         done.set()
         await asyncio.gather(*busy)
 
-
-def write_gate_in(rig: Rig) -> None:
-    write_gate(rig.state_dir, Gate(open=False, by="ada", why="upkeep"))
+    assert worker.socket_path.is_socket()
