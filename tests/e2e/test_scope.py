@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx
 import pytest
-from support.gateway import TESTS, Gateway
+from support.gateway import Gateway, import_path
 
 CALLS = 12
 
@@ -43,7 +43,7 @@ def uvicorn_url(folder: Path) -> Iterator[str]:
     """The installed application behind a stock uvicorn with two workers and a root path."""
     environment = {
         **os.environ,
-        "PYTHONPATH": str(TESTS),
+        "PYTHONPATH": import_path(),
         "TEST_STATE_DIR": str(folder / "state"),
         "TEST_RUN_DIR": str(folder / "run"),
     }

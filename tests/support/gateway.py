@@ -26,6 +26,7 @@ __all__ = [
     "Gateway",
     "Shim",
     "connections",
+    "import_path",
     "kept",
     "kill_and_wait",
     "open_files",
@@ -37,6 +38,12 @@ __all__ = [
 COMMAND = str(Path(sys.executable).with_name("rollout-router"))
 PATIENCE_S = 30.0
 TESTS = Path(__file__).parent.parent
+
+
+def import_path() -> str:
+    """``PYTHONPATH`` of a process that finds the tests' support, and all that this one was told."""
+    inherited = os.environ.get("PYTHONPATH")
+    return os.pathsep.join([str(TESTS), *([inherited] if inherited else [])])
 
 
 class _Process:
@@ -55,7 +62,7 @@ class _Process:
             stdout=stdout,
             stdin=subprocess.DEVNULL,
             text=True,
-            env={**os.environ, "PYTHONPATH": str(TESTS), **(environment or {})},
+            env={**os.environ, "PYTHONPATH": import_path(), **(environment or {})},
         )
         self.log: list[str] = []
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
