@@ -64,6 +64,12 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="How long a leaving worker finishes what it has in hand.",
 )
 @flag(
+    "--keep-alive-grace-seconds",
+    default=6.0,
+    type=click.FloatRange(0),
+    help="How long a leaving worker leaves idle connections open; longer than clients use them.",
+)
+@flag(
     "--sweep-seconds",
     default=5.0,
     type=click.FloatRange(0, min_open=True),
@@ -129,6 +135,7 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         rollout_keys_file=absolute(options["rollout_keys"]),
         allow_network_fs=options["allow_network_fs"],
         drain_s=options["drain_seconds"],
+        keep_alive_grace_s=options["keep_alive_grace_seconds"],
         sweep_s=options["sweep_seconds"],
     )
 

@@ -22,7 +22,7 @@ from rollout_router.asgi import App
 from rollout_router.claims import StoreRefused
 from rollout_router.forked import close_in_children
 from rollout_router.routing.run_dir import private_directory
-from rollout_router.routing.workers_protocol import WorkersProtocol
+from rollout_router.routing.workers_protocol import protocol_noting
 
 __all__ = ["PrivateServer"]
 
@@ -35,23 +35,6 @@ IDLE_S_MAX: Final = 24 * 3600  # longer than any forwarder keeps an idle connect
 
 
 _logger = logging.getLogger(__name__)
-
-
-class _Protocol(WorkersProtocol):
-    """uvicorn's protocol, saying when a connection ends.
-
-    It writes no access lines: the public port logged the request already.
-    """
-
-    on_lost: Callable[[], None]  # set by a subclass of each server's own
-
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.access_log = False
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        super().connection_lost(exc)
-        self.on_lost()
 
 
 class PrivateServer:
@@ -76,7 +59,7 @@ class PrivateServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=type("Protocol", (_Protocol,), {"on_lost": self._connection_lost.set}),
+                http=protocol_noting(self._connection_lost.set),
                 interface="asgi3",
                 ws="none",
                 lifespan="off",

@@ -32,6 +32,7 @@ class ServeConfig:
     rollout_keys_file: str | None
     allow_network_fs: bool
     drain_s: float
+    keep_alive_grace_s: float  # within drain_s
     sweep_s: float
 
     def to_json(self) -> str:

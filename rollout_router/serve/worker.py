@@ -4,6 +4,10 @@
 It inherits two descriptors: the public listening socket, which all workers share, and the *link*, a
 socket to the supervisor. Over the link come the settings, one line of JSON; back goes one line once
 the worker answers. The end of the link means that the supervisor is gone: the worker drains.
+
+A worker that leaves accepts nothing more and answers what comes on its connections with
+``Connection: close``. An idle one stays open for a grace: closed at once, it could meet a request
+on its way, and the client could not know whether that ran (R2).
 """
 
 import asyncio
@@ -13,14 +17,17 @@ import math
 import resource
 import socket
 import sys
+from contextlib import suppress
 from typing import Final
 
 import uvicorn
 
+from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.errors import ResponseCut
 from rollout_router.forked import close_in_children
 from rollout_router.routing import Router
-from rollout_router.routing.workers_protocol import WorkersProtocol
+from rollout_router.routing.headers import without
+from rollout_router.routing.workers_protocol import protocol_noting
 from rollout_router.serve.compose import compose
 from rollout_router.serve.config import ServeConfig
 
@@ -30,13 +37,51 @@ KEEP_ALIVE_S: Final = 75
 """Longer than a client keeps an idle connection, so that the client is the one that closes it."""
 
 
+CLOSE: Final = (b"connection", b"close")
+
+
+class _Closing:
+    """Around the router: once this worker leaves, each answer has its client connect anew."""
+
+    def __init__(self, app: App) -> None:
+        self._app = app
+        self.begun = False
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        async def send_closing(message: Message) -> None:
+            if self.begun and message["type"] == "http.response.start":
+                headers = [*without(message.get("headers", []), b"connection"), CLOSE]
+                message = {**message, "headers": headers}
+            await send(message)
+
+        await self._app(scope, receive, send_closing)
+
+
 class _WorkerServer(uvicorn.Server):
     """uvicorn, telling the supervisor when it answers and draining when the supervisor is gone."""
 
-    def __init__(self, config: uvicorn.Config, router: Router, link: socket.socket) -> None:
-        super().__init__(config)
+    def __init__(self, router: Router, config: ServeConfig, link: socket.socket) -> None:
         self._router = router
+        self._closing = _Closing(router)
+        self._grace_s = config.keep_alive_grace_s
         self._link = link
+        self._connection_lost = asyncio.Event()
+        super().__init__(
+            uvicorn.Config(
+                self._closing,
+                http=protocol_noting(self._connection_lost.set),
+                loop="uvloop",
+                ws="auto",
+                lifespan="on",
+                log_config=None,
+                access_log=False,
+                server_header=False,
+                date_header=False,  # an upstream's own passes through; two would be one too many
+                proxy_headers=False,
+                backlog=2048,
+                timeout_keep_alive=KEEP_ALIVE_S,
+            )
+        )
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         await super().startup(sockets)
@@ -49,10 +94,24 @@ class _WorkerServer(uvicorn.Server):
         asyncio.get_running_loop().add_reader(self._link, self._supervisor_said)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        asyncio.get_running_loop().remove_reader(self._link)
+        loop = asyncio.get_running_loop()
+        loop.remove_reader(self._link)
         if self._router.worker is not None:
-            self._router.worker.leave()  # now, not when uvicorn has waited for its connections
+            deadline = self._router.worker.leave()  # now, not when its connections are gone
+            self._closing.begun = True
+            for server in self.servers:
+                server.close()
+            await self._wait_disconnected(min(deadline, loop.time() + self._grace_s))
+            self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - loop.time()))
         await super().shutdown(sockets)
+
+    async def _wait_disconnected(self, until: float) -> None:
+        """Wait until every client is gone, or until that time of the loop."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(until):
+                while self.server_state.connections:
+                    self._connection_lost.clear()
+                    await self._connection_lost.wait()
 
     def _supervisor_said(self) -> None:
         try:
@@ -88,26 +147,7 @@ def main(listen_fd: int, link_fd: int) -> int:
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_WithoutCuts())
     _raise_descriptor_limit()
-    router = compose(config)
-    server = _WorkerServer(
-        uvicorn.Config(
-            router,
-            http=WorkersProtocol,
-            loop="uvloop",
-            ws="auto",
-            lifespan="on",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            date_header=False,  # an upstream's own passes through; two would be one too many
-            proxy_headers=False,
-            backlog=2048,
-            timeout_keep_alive=KEEP_ALIVE_S,
-            timeout_graceful_shutdown=math.ceil(config.drain_s),
-        ),
-        router,
-        link,
-    )
+    server = _WorkerServer(compose(config), config, link)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again that it stopped for

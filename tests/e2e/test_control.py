@@ -2,13 +2,18 @@
 """Closing admission and draining a worker by command, while calls are in flight (R6)."""
 
 import json
+import os
 import subprocess
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 
 from support.control import Control
 from support.conversations import body_of, conversation
-from support.gateway import COMMAND, Gateway
+from support.gateway import COMMAND, Gateway, wait_dead, wait_until
+
+from rollout_router.claims import FileClaimStore
+from rollout_router.operate import status_of
 
 BODY = body_of(conversation(2))
 
@@ -65,6 +70,29 @@ def test_c6_a_drained_worker_finishes_gives_its_rollouts_back_and_is_replaced(
     control.unhold("r")
     after = gateway.post("r", BODY)
     assert after.status_code == 200
+    assert after.headers["rollout-worker"] != owner
+
+
+def test_r2_a_leaver_has_kept_connections_close_by_an_answer_and_not_under_a_request(
+    serve: Callable[..., Gateway],
+) -> None:
+    gateway = serve("--keep-alive-grace-seconds", "60", "--drain-seconds", "60")
+    with gateway.client() as client:
+        post = partial(client.post, "/sessions/r/v1/responses", content=BODY)
+        before = post()
+        owner = before.headers["rollout-worker"]
+        ended = os.pidfd_open(gateway.pid_of(owner))
+        identity = FileClaimStore.inspect(gateway.state_dir).owner(owner)
+        assert identity is not None
+        assert command(gateway, "workers", "drain", owner).returncode == 0
+        wait_until(lambda: bool(status_of(identity)["leaving"]), "it leaves")
+
+        last = post()  # on the connection that was kept
+        wait_dead(ended)  # long before its grace is over: no client is left
+        after = post()
+    assert (before.status_code, last.status_code, after.status_code) == (200, 200, 200)
+    assert "connection" not in before.headers
+    assert (last.headers["rollout-worker"], last.headers["connection"]) == (owner, "close")
     assert after.headers["rollout-worker"] != owner
 
 

@@ -183,7 +183,7 @@ def test_an_upstream_that_is_not_there_is_a_clear_answer(serve: Callable[..., Ga
 def test_an_upstream_sees_the_request_as_the_harness_wrote_it(
     serve: Callable[..., Gateway],
 ) -> None:
-    model = serve("--no-history-delta")
+    model = serve("--no-history-delta", "--keep-alive-grace-seconds", "0")
     gateway = serve("--upstream", f"{model.url}/v1")
     gateway.post("r", BODY)
     target = body_of(conversation(3))
