@@ -6,6 +6,7 @@ H2  a delta names its base by content, so the same delta delivered twice is the 
 R3  a session that the application names in its answer is owned here before the head leaves.
 H4  a base is kept when the body is complete and verified, whatever the application then answers.
 C1  the owner's re-check is the last act before the application.
+F2  an answer is whole for its client when the application is done with it.
 R5  every answer names worker and claim epoch. What the application says of itself under our names
     is removed.
 """
@@ -23,6 +24,7 @@ from rollout_router.history import CallHandle
 from rollout_router.metrics import FENCED
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
+from rollout_router.routing.completion import Completion
 from rollout_router.routing.decision import admission_closed
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.headers import Headers
@@ -109,6 +111,7 @@ async def _run(
 ) -> None:
     """Give the whole body to the application and its answer to the client."""
     call: Call = scope[CALL_KEY]
+    completion = Completion(scope["method"])
     delivered = False
 
     async def receive() -> Message:
@@ -122,12 +125,8 @@ async def _run(
     async def send(message: Message) -> None:
         if watch is not None:
             await watch.passing(message)
-        if message["type"] == "http.response.start":
-            message = {
-                **message,
-                "headers": [*wire.without_ours(message.get("headers", [])), *extra],
-            }
-        await client.send(message)
+        if (leaving := completion.passing(message)) is not None:
+            await client.send(_named(leaving, extra))
 
     try:
         await app(scope, receive, send)
@@ -140,6 +139,13 @@ async def _run(
         raise watch.refusal
     if not (client.started or client.gone.is_set()):
         raise _failure(call, RuntimeError("it returned without an answer"))
+
+
+def _named(message: Message, extra: Headers) -> Message:
+    """A head with our headers in place of the application's under our names (R5)."""
+    if message["type"] != "http.response.start":
+        return message
+    return {**message, "headers": [*wire.without_ours(message.get("headers", [])), *extra]}
 
 
 def _failure(call: Call, error: Exception) -> Refusal:

@@ -541,3 +541,24 @@ async def test_the_application_gets_its_body_once_and_then_waits_for_the_end(rig
         {"type": "http.request", "body": b"abcd", "more_body": False},
         {"type": "http.disconnect"},
     ]
+
+
+async def test_f2_a_client_has_the_whole_answer_when_the_application_is_done(rig: Rig) -> None:
+    recording, recorded = asyncio.Event(), asyncio.Event()
+
+    async def script(call: AppCall) -> None:
+        headers = [(b"content-length", b"4")]
+        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await call.send({"type": "http.response.body", "body": b"fine", "more_body": True})
+        recording.set()
+        await recorded.wait()
+        await call.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    router, _ = await rig.start(Application(script))
+    client = full(FIRST)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        await recording.wait()
+        early = client.content
+        recorded.set()
+    assert (early, client.content) == (b"", b"fine")
