@@ -1,25 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
 """One hop: handing a request to the owner's private socket (R1, R2, R4).
 
-What may follow a hop depends on how far it got:
-
-    nothing was sent         NotDispatched   the life lock is asked; another route may follow
-    421 from the owner       MOVED           the store is read again; at most twice
-    an answer, whole         DELIVERED       it was passed on as it came
-    lost before the answer   Refusal 502     it may have run: nothing is sent again
-    lost within the answer   ResponseCut     the client's connection is aborted, never ended cleanly
+How far it got, and what that allows, is the table of ``dispatch``: this module keeps account of it
+and raises what the table says.
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from enum import Enum
-from functools import partial
-from typing import Final
+from typing import Final, assert_never
 
 from rollout_router.asgi import Scope
 from rollout_router.claims import Claim
 from rollout_router.errors import Refusal, ResponseCut
+from rollout_router.metrics import OWNER_UNREACHABLE
 from rollout_router.routing import headers as wire
+from rollout_router.routing.dispatch import AFTER, Event, Sent, Then
 from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.headers import Headers
 from rollout_router.routing.hop_scope import scope_headers
@@ -49,7 +45,10 @@ _NOT_SENT_ON: Final = (
 
 
 class NotDispatched(Exception):  # noqa: N818 - names what can be relied on
-    """The owner could not be reached, or was lost before any of the body was handed to it."""
+    """Nothing of the request can have run: the owner may be judged, and another route may follow.
+
+    The claim may have moved meanwhile; read it again.
+    """
 
 
 class HopEnd(Enum):
@@ -78,15 +77,17 @@ class Hop:
         self._client = exchange.client
         self._rollout_id = exchange.rollout_id
         self._timeout_s = timeout_s
+        self._clock = asyncio.timeout(None)
+        self._sent = Sent.NOTHING
 
     async def to(self, claim: Claim, socket: str) -> HopEnd:
-        """Send the request to the owner of *claim* and its answer to the client.
+        """Send the request to the owner of *claim* and its answer to the client. Once.
 
         The caller has filled the client's body up to ``HELD_BODY_BYTES_MAX``.
 
         Raises:
             NotDispatched: nothing of it can have run.
-            Refusal: 502 or 504; the call may have run.
+            Refusal: 502, 503 or 504.
             ResponseCut: the answer had begun.
             ClientGone: the client left before its body was complete.
         """
@@ -99,47 +100,73 @@ class Hop:
             await response.aclose()
         return HopEnd.DELIVERED
 
+    def ended(self, event: Event, claim: Claim, what: str) -> Exception:
+        """What to raise where *event* came instead of a whole answer.
+
+        Args:
+            event: not MOVED, which :meth:`to` returns.
+            claim: that was followed.
+            what: became of the owner, for people.
+        """
+        match AFTER[Sent.ANSWER if self._client.started else self._sent, event]:
+            case Then.JUDGE:
+                return NotDispatched(what)
+            case Then.UNREACHABLE:
+                OWNER_UNREACHABLE.inc()
+                return self._refusal(claim, "owner_unreachable", f"{what}; nothing ran, send again")
+            case Then.LOST_IN_FLIGHT:
+                return self._refusal(claim, "owner_lost_in_flight", f"{what}; it may have run")
+            case Then.TIMEOUT:
+                return self._refusal(claim, "owner_timeout", f"{what}; it may have run")
+            case Then.CUT:
+                return ResponseCut(f"rollout {self._rollout_id}: {what}")
+            case Then.REREAD:
+                raise RuntimeError("the store is read again after an answer, which is no exception")
+            case never:
+                assert_never(never)
+
     async def _head(self, claim: Claim, socket: str) -> HopResponse:
         try:
-            async with asyncio.timeout(None) as limit:
-                request = self._request(claim, partial(self._start_clock, limit))
+            async with self._clock:
+                request = self._request(claim)
+                self._wind(self._timeout_s)
                 return await self._hops.send(socket, request)
         except ConnectFailed as error:
-            raise NotDispatched(str(error)) from error
-        except TimeoutError as error:
-            raise self._lost(
-                claim, "owner_timeout", f"gave no answer within {self._timeout_s} s"
-            ) from error
+            self._sent = Sent.NOTHING
+            raise self.ended(Event.LOST, claim, str(error)) from error
         except HopLost as error:
-            if not error.dispatched:
-                raise NotDispatched(str(error)) from error
-            raise self._lost(claim, "owner_lost_in_flight", f"was lost: {error}") from error
+            raise self.ended(Event.LOST, claim, f"its owner was lost: {error}") from error
+        except TimeoutError as error:
+            what = f"its owner gave no answer within {self._timeout_s} s"
+            raise self.ended(Event.TIMED_OUT, claim, what) from error
 
-    def _lost(self, claim: Claim, code: str, what: str) -> Refusal:
+    def _refusal(self, claim: Claim, code: str, what: str) -> Refusal:
         return Refusal(
             code,
-            f"worker {claim.owner.nonce}, the owner of rollout {self._rollout_id}, {what};"
-            " the call may have run",
+            f"rollout {self._rollout_id} at worker {claim.owner.nonce}: {what}",
             rollout_id=self._rollout_id,
             claim_epoch=claim.claim_epoch,
         )
 
-    def _start_clock(self, limit: asyncio.Timeout) -> None:
-        """The owner has the whole request: from now on its answer is waited for."""
-        if self._timeout_s is not None:
-            limit.reschedule(asyncio.get_running_loop().time() + self._timeout_s)
+    def _wind(self, time_s: float | None) -> None:
+        """Let the owner have so long from now on to answer or to ask for the body."""
+        now = asyncio.get_running_loop().time()
+        self._clock.reschedule(None if time_s is None else now + time_s)
 
-    async def _rest(self, on_end: Callable[[], None]) -> AsyncIterator[bytes]:
+    async def _body(self) -> AsyncIterator[bytes]:
+        """The whole body, when its owner has asked for it; no limit while it comes."""
+        self._sent = Sent.REQUEST
+        self._wind(None)
+        yield self._client.buffered()
         async for chunk in self._client.rest():
             yield chunk
-        on_end()
+        self._wind(self._timeout_s)
 
-    def _request(self, claim: Claim, on_sent: Callable[[], None]) -> HopRequest:
+    def _request(self, claim: Claim) -> HopRequest:
         headers: Headers = list(self._scope["headers"])
         length = wire.first(headers, b"content-length")
         whole = self._client.body_is_whole
-        if whole:
-            on_sent()
+        self._sent = Sent.REQUEST if whole else Sent.HEAD
         return HopRequest(
             method=self._scope["method"],
             target=_target(self._scope),
@@ -149,12 +176,13 @@ class Hop:
                 (wire.EXPECT_EPOCH, str(claim.claim_epoch).encode()),
                 *scope_headers(self._scope),
             ],
-            body=self._client.buffered(),
-            rest=None if whole else self._rest(on_sent),
+            body=self._client.buffered() if whole else b"",
+            rest=None if whole else self._body(),
             content_length=None if length is None else int(length),
         )
 
     async def _pass_on(self, response: HopResponse, claim: Claim) -> None:
+        self._sent = Sent.REQUEST  # whoever answers has begun, whatever it was sent
         await self._client.send(
             {
                 "type": "http.response.start",
@@ -168,9 +196,7 @@ class Hop:
                     {"type": "http.response.body", "body": chunk, "more_body": True}
                 )
         except HopLost as error:
-            if not self._client.started:  # an HTTP/1.0 client: its answer was still being buffered
-                raise self._lost(claim, "owner_lost_in_flight", f"was lost: {error}") from error
-            raise ResponseCut(f"rollout {self._rollout_id}: {error}") from error
+            raise self.ended(Event.LOST, claim, f"its owner was lost: {error}") from error
         await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

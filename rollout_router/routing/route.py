@@ -31,6 +31,7 @@ from rollout_router.routing.decision import (
     route_public,
     route_session,
 )
+from rollout_router.routing.dispatch import Event
 from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, HopEnd, NotDispatched
 from rollout_router.routing.guard import guarded
@@ -57,6 +58,10 @@ async def route(app: App, worker: Worker, exchange: Exchange) -> None:
         if await request.round():
             return
     raise request.refusal("claim_moved", "its claim keeps moving; nothing happened, send again")
+
+
+class _OwnerDied(Exception):  # noqa: N818 - names what happened
+    """The life lock of the owner is free."""
 
 
 class _Route:
@@ -139,11 +144,6 @@ class _Route:
         identity = await self._worker.identity_of(claim)
         if identity is None:
             return self._without_owner_file(claim)
-        death = self.refusal(
-            "owner_lost_in_flight",
-            f"its owner, worker {claim.owner.nonce}, died with the call in hand; it may have run",
-            claim,
-        )
         # Before the owner's life is watched: while the client still writes, nothing can have run.
         await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
         worker = self._worker
@@ -153,10 +153,8 @@ class _Route:
             identity=worker.settings.rollout_header.lower().encode("latin-1"),
             timeout_s=worker.settings.owner_timeout_s,
         )
-        watch = partial(worker.watch_life, claim)
         try:
-            async with guarded(worker.tasks, {watch: death}):
-                end = await hop.to(claim, identity.socket)
+            end = await self._watched(hop, claim, identity.socket)
         except NotDispatched as failure:
             return await self._after_connect_failure(claim, failure)
         if end is HopEnd.DELIVERED:
@@ -165,6 +163,15 @@ class _Route:
         if self._reroutes > REROUTES_MAX:
             raise self.refusal("claim_moved", "its claim keeps moving; nothing happened", claim)
         return False
+
+    async def _watched(self, hop: Hop, claim: Claim, socket: str) -> HopEnd:
+        """The hop, while its owner lives: what holds its connection open may outlive it."""
+        watch = partial(self._worker.watch_life, claim)
+        try:
+            async with guarded(self._worker.tasks, {watch: _OwnerDied()}):
+                return await hop.to(claim, socket)
+        except _OwnerDied as death:
+            raise hop.ended(Event.DEAD, claim, "its owner died with the call in hand") from death
 
     async def _after_connect_failure(self, claim: Claim, failure: NotDispatched) -> bool:
         ownership, store = self._worker.ownership, self._worker.store

@@ -425,6 +425,55 @@ async def test_c3_an_owner_whose_death_is_proven_ends_the_wait_for_its_answer(
     assert len(owner.requests) == 1
 
 
+async def test_c3_an_owner_that_died_before_it_asked_for_the_body_is_replaced(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "LIFE_WATCH_S", 0)
+    owner, app = rig.owner(), Application()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = writer
+        await reader.readuntil(b"\r\n\r\n")
+        owner.die()  # a forked child holds the connection open
+        await reader.read()
+
+    await owner.listen(serve)
+    router, _ = await rig.start(app)
+    client = Client(None)
+    client.write(LONG, more=True)
+    client.write(b"the end")
+
+    await client.ask(router)
+
+    assert client.status == 200
+    assert app.calls[0].body == LONG + b"the end"
+
+
+async def test_an_owner_that_does_not_ask_for_the_body_in_time_is_503(rig: Rig) -> None:
+    owner = rig.owner()
+    gone = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = writer
+        await reader.readuntil(b"\r\n\r\n")
+        await reader.read()
+        gone.set()
+
+    await owner.listen(serve)
+    router, _ = await rig.start(Application(), owner_timeout_s=0.05)
+    client = Client(None)
+    client.write(LONG, more=True)
+    client.write(LONG)
+    unreachable = counted("rollout_router_owner_unreachable_total")
+
+    await client.ask(router)
+    await gone.wait()
+
+    assert client.status == 503
+    assert b'"owner_unreachable"' in client.content
+    assert counted("rollout_router_owner_unreachable_total") == unreachable + 1
+
+
 async def test_c3_while_the_client_still_writes_a_dead_owner_has_lost_nothing(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -445,20 +494,22 @@ async def test_c3_while_the_client_still_writes_a_dead_owner_has_lost_nothing(
     assert len(app.calls) == 1
 
 
-async def test_the_time_for_an_answer_begins_when_the_owner_has_the_whole_request() -> None:
+async def test_an_owner_has_its_time_to_ask_for_the_body_and_to_answer_and_none_between() -> None:
     order: list[str] = []
 
     class Hops(HopClient):
         async def send(self, socket: str, request: HopRequest) -> HopResponse:
+            assert (request.body, request.rest is None) == (b"", False)
             assert request.rest is not None
+            order.append("the head")
             async for chunk in request.rest:
                 order.append(chunk.decode())  # noqa: PERF401 - as it comes, not in the end
             raise HopLost(socket, dispatched=True)
 
     class Watched(Hop):
-        def _start_clock(self, limit: asyncio.Timeout) -> None:
-            super()._start_clock(limit)
-            order.append("the clock")
+        def _wind(self, time_s: float | None) -> None:
+            super()._wind(time_s)
+            order.append("no limit" if time_s is None else "the clock")
 
     client = Client(None)
     exchange = Exchange.of("r1", client.scope, client.receive, client.send, deltas=False)
@@ -470,7 +521,7 @@ async def test_the_time_for_an_answer_begins_when_the_owner_has_the_whole_reques
     with pytest.raises(Refusal):
         await Watched(Hops(), exchange, identity=b"x", timeout_s=60).to(CLAIM, "/nowhere")
 
-    assert order == ["b", "c", "the clock"]
+    assert order == ["the clock", "the head", "no limit", "a", "b", "c", "the clock"]
 
 
 async def test_an_owner_that_gives_no_answer_in_time_is_504_and_told_to_stop(rig: Rig) -> None:
