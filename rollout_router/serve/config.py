@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What ``serve`` was told: one value, handed from the supervisor to its workers as JSON."""
+"""What ``serve`` was told: one value, handed from the supervisor to its workers."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_router.history import Bounds
@@ -34,15 +33,6 @@ class ServeConfig:
     drain_s: float
     keep_alive_grace_s: float  # within drain_s
     sweep_s: float
-
-    def to_json(self) -> str:
-        """One line for a worker alone: an upstream's URL may carry a password."""
-        return json.dumps(asdict(self))
-
-    @classmethod
-    def from_json(cls, text: str) -> "ServeConfig":
-        """The inverse of :meth:`to_json`."""
-        return cls(**json.loads(text))
 
     def settings(self) -> Settings:
         """The router's part of it.

@@ -3,17 +3,22 @@
 
 It holds the public listening socket, so a connection that arrives while a worker is replaced waits
 in the backlog instead of being refused. It holds no claims and forwards nothing.
+
+Workers are forked from a process that has imported what they need and does nothing else (the fork
+server of ``multiprocessing``), so that one that died is replaced in a fraction of the time that an
+interpreter takes to start. A worker's end is seen through its pidfd: the fork server may die too.
 """
 
 import asyncio
 import json
+import multiprocessing
 import os
 import signal
 import socket
 import sys
-from asyncio.subprocess import Process
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
+from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any, Final
 
@@ -24,6 +29,9 @@ __all__ = ["PortTaken", "Supervisor", "bind_public", "url_of"]
 BACKLOG: Final = 2048
 EARLY_EXITS_MAX: Final = 3
 """So many workers in a row that exit before they answer end the service: it cannot start."""
+
+REAP_S: Final = 1.0
+"""How long the fork server may take to say how a worker ended; it is for people to read."""
 
 BACKOFF_S: Final = (0.0, 0.2, 1.0, 5.0)
 """Pause before a slot's next worker, by the number of its early exits in a row."""
@@ -86,7 +94,9 @@ class Supervisor:
         self._workers = workers
         self._ready_file = ready_file
         self._say = say
-        self._processes: dict[int, Process] = {}
+        self._processes: dict[int, int] = {}  # pidfds, by slot
+        self._forking = multiprocessing.get_context("forkserver")
+        self._forking.set_forkserver_preload(_preloaded(config))
         self._ready: dict[int, dict[str, Any]] = {}
         self._stopping = asyncio.Event()
         self._announced = False
@@ -111,9 +121,8 @@ class Supervisor:
         """Ask every worker to drain; asked a second time, end them."""
         again = self._stopping.is_set()
         self._stopping.set()
-        for process in self._processes.values():
-            if process.returncode is None:
-                process.send_signal(signal.SIGKILL if again else signal.SIGTERM)
+        for pidfd in self._processes.values():
+            _tell(pidfd, signal.SIGKILL if again else signal.SIGTERM)
 
     async def _keep_slot(self, slot: int) -> None:
         early_exits = 0
@@ -140,47 +149,46 @@ class Supervisor:
         other workers serve on, and it is tried again.
         """
         try:
-            process, link = await self._spawn()
-        except OSError as error:
-            self._say(f"a worker cannot be started: {error}")
+            process, link = await asyncio.to_thread(self._fork)
+            pid = process.pid
+            if pid is None:
+                raise RuntimeError("a process that was started has a pid")
+            pidfd = os.pidfd_open(pid)
+        except (OSError, EOFError) as error:  # EOFError: the fork server died of it; another starts
+            self._say(f"a worker cannot be started: {error!r}")
             return False
-        self._processes[slot] = process
+        self._processes[slot] = pidfd
         if self._stopping.is_set():
-            process.send_signal(signal.SIGTERM)
+            _tell(pidfd, signal.SIGTERM)
         reader, writer = await asyncio.open_unix_connection(sock=link)
         try:
-            writer.write(self._config.to_json().encode() + b"\n")
             try:
                 line = await reader.readline()
-            except ConnectionResetError:  # it ended before it read its settings
+            except ConnectionResetError:
                 line = b""
             if line:
                 self._ready[slot] = json.loads(line)
                 self._announce()
-            code = await process.wait()
+            await _ended(pidfd)
         finally:
             writer.close()
             del self._processes[slot]
             self._ready.pop(slot, None)
+            os.close(pidfd)
+        await asyncio.to_thread(process.join, REAP_S)
         if not self._stopping.is_set():
-            self._say(f"worker process {process.pid} {_ending(code)}; starting another")
+            self._say(f"worker process {pid} {_ending(process.exitcode)}; starting another")
         return bool(line)
 
-    async def _spawn(self) -> tuple[Process, socket.socket]:
-        """A new worker process, and our end of the link to it."""
+    def _fork(self) -> tuple[ForkServerProcess, socket.socket]:
+        """A new worker process, and our end of the link to it. Runs in a thread."""
         ours, theirs = socket.socketpair()
         with ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
-                process = await asyncio.create_subprocess_exec(
-                    sys.executable,
-                    "-m",
-                    "rollout_router.serve.worker",
-                    str(self._listener.fileno()),
-                    str(theirs.fileno()),
-                    pass_fds=(self._listener.fileno(), theirs.fileno()),
-                    start_new_session=True,  # a terminal's Ctrl-C reaches the supervisor alone
-                )
+                arguments = (self._config, self._listener, theirs)
+                process = self._forking.Process(target=_work, args=arguments)
+                process.start()
             undo.pop_all()
         return process, ours
 
@@ -209,5 +217,39 @@ class Supervisor:
             self._ready_file.unlink(missing_ok=True)
 
 
-def _ending(code: int) -> str:
+def _work(config: ServeConfig, listener: socket.socket, link: socket.socket) -> None:
+    """What a forked process does."""
+    from rollout_router.serve.worker import main  # noqa: PLC0415 - not in the supervisor
+
+    sys.exit(main(config, listener, link))
+
+
+def _preloaded(config: ServeConfig) -> list[str]:
+    """What the fork server imports. Nothing of the application's: it may start threads."""
+    modules = ["rollout_router.cli.main", __name__, "rollout_router.serve.worker"]
+    if config.app is None:
+        modules += ["rollout_router.gateway.app", "rollout_router.gateway.upstream"]
+    if config.capture_dir is not None:
+        modules.append("rollout_router.gateway.capture")
+    return modules
+
+
+async def _ended(pidfd: int) -> None:
+    """Wait for the end of a process. Its pidfd is readable then; see pidfd_open(2)."""
+    loop, ended = asyncio.get_running_loop(), asyncio.Event()
+    loop.add_reader(pidfd, ended.set)
+    try:
+        await ended.wait()
+    finally:
+        loop.remove_reader(pidfd)
+
+
+def _tell(pidfd: int, number: signal.Signals) -> None:
+    with suppress(ProcessLookupError):  # it has ended, and is about to be seen so
+        signal.pidfd_send_signal(pidfd, number)
+
+
+def _ending(code: int | None) -> str:
+    if code is None:
+        return "ended"
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

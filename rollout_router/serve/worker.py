@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One worker process, as the supervisor starts it: ``python -m rollout_router.serve.worker``.
+"""One worker process, as the supervisor starts it.
 
-It inherits two descriptors: the public listening socket, which all workers share, and the *link*, a
-socket to the supervisor. Over the link come the settings, one line of JSON; back goes one line once
-the worker answers. The end of the link means that the supervisor is gone: the worker drains.
+It is handed two sockets: the public listening one, which all workers share, and the *link* to the
+supervisor. Over the link goes one line once the worker answers. The end of the link means that the
+supervisor is gone: the worker drains.
 
 A worker that leaves accepts nothing more and answers what comes on its connections with
 ``Connection: close``. An idle one stays open for a grace: closed at once, it could meet a request
@@ -14,6 +14,7 @@ import asyncio
 import json
 import logging
 import math
+import os
 import resource
 import socket
 import sys
@@ -132,13 +133,11 @@ class _WithoutCuts(logging.Filter):
         return not isinstance(raised, (ResponseCut, asyncio.CancelledError))
 
 
-def main(listen_fd: int, link_fd: int) -> int:
+def main(config: ServeConfig, listener: socket.socket, link: socket.socket) -> int:
     """Serve until told to stop. Returns the process's exit code."""
-    link, listener = socket.socket(fileno=link_fd), socket.socket(fileno=listen_fd)
+    os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone
     for inherited in (link, listener):
         close_in_children(inherited)
-    with link.makefile("r") as lines:
-        config = ServeConfig.from_json(lines.readline())
     logging.basicConfig(
         level=logging.INFO,
         format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
@@ -159,7 +158,3 @@ def _raise_descriptor_limit() -> None:
     """Allow as many descriptors as we may: a call in flight needs two or three of them."""
     _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
-
-
-if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), int(sys.argv[2])))

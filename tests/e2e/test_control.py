@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
+import httpx
 from support.control import Control
 from support.conversations import body_of, conversation
 from support.gateway import COMMAND, Gateway, wait_dead, wait_until
@@ -77,7 +78,7 @@ def test_r2_a_leaver_has_kept_connections_close_by_an_answer_and_not_under_a_req
     serve: Callable[..., Gateway],
 ) -> None:
     gateway = serve("--keep-alive-grace-seconds", "60", "--drain-seconds", "60")
-    with gateway.client() as client:
+    with gateway.client(limits=httpx.Limits(keepalive_expiry=None)) as client:
         post = partial(client.post, "/sessions/r/v1/responses", content=BODY)
         before = post()
         owner = before.headers["rollout-worker"]

@@ -12,10 +12,11 @@ import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
+import psutil
 import pytest
 from support.control import Control
 from support.conversations import FRAME_HEADERS, body_of, conversation, digest, frame
-from support.gateway import COMMAND, Gateway, wait_dead
+from support.gateway import COMMAND, Gateway, kill_and_wait, wait_dead
 
 BODY = body_of(conversation(2))
 
@@ -301,6 +302,20 @@ def test_c7_the_service_outlives_its_ready_file_and_the_reader_of_its_log(
     gateway.wait_line("cannot be written")
     assert gateway.process.poll() is None
     assert len(gateway.json("workers", "list")["workers"]) == 3
+
+
+def test_c3_workers_outlive_the_process_that_they_were_forked_from(gateway: Gateway) -> None:
+    owner = gateway.post("r", BODY).headers["rollout-worker"]
+    first, second = (worker["pid"] for worker in gateway.ready["workers"])
+    (parent,) = {psutil.Process(pid).ppid() for pid in (first, second)} - {gateway.process.pid}
+    kill_and_wait(parent)
+
+    assert gateway.post("r", BODY).headers["rollout-worker"] == owner
+    kill_and_wait(first)
+    gateway.wait_line("starting another")
+    gateway.wait_replaced()
+    assert {gateway.post("r", BODY).status_code for _ in range(4)} == {200}
+    assert psutil.pid_exists(second)
 
 
 def test_c3_a_worker_whose_owner_file_was_removed_leaves_and_is_replaced(gateway: Gateway) -> None:
