@@ -9,7 +9,7 @@ from typing import Final
 
 from prometheus_client import Counter
 
-__all__ = ["FENCED", "OWNER_UNREACHABLE", "SOCKET_REBINDS", "SWEPT"]
+__all__ = ["FENCED", "OWNER_UNREACHABLE", "PLACEMENTS", "SOCKET_REBINDS", "SWEPT"]
 
 FENCED: Final = Counter(
     "rollout_router_fenced",
@@ -20,6 +20,12 @@ FENCED: Final = Counter(
 OWNER_UNREACHABLE: Final = Counter(
     "rollout_router_owner_unreachable",
     "Requests refused because the owner is alive or unknown and could not be reached.",
+)
+
+PLACEMENTS: Final = Counter(
+    "rollout_router_placements",
+    "New rollouts placed here or at a peer; nobody: the peer could not be reached.",
+    ["to"],
 )
 
 SOCKET_REBINDS: Final = Counter(

@@ -40,7 +40,7 @@ class Swept:
     lost: tuple[Claim, ...] = ()  # sessions of dead workers: each has a tombstone now
     forgotten: tuple[Claim, ...] = ()  # tombstones that lasted long enough
     owners: tuple[str, ...] = ()  # nonces of dead workers whose owner file went
-    sockets: tuple[str, ...] = ()  # paths of the sockets that they left behind
+    sockets: tuple[str, ...] = ()  # paths of the sockets and load files that they left behind
     leftovers: tuple[str, ...] = ()  # temporary files; in a dry run also files being written
     unreadable: tuple[Unreadable, ...] = ()  # left alone, and the reason why no owner file went
     failed: tuple[Unreadable, ...] = ()  # could not be cleared, by the name of the error number
@@ -269,7 +269,9 @@ def dead_owners(store: FileClaimStore) -> dict[Owner, ProofOfDeath]:
 
 
 def _sockets_of(store: FileClaimStore, owner: Owner) -> Iterator[Path]:
-    """The sockets that a worker left: a nonce is used once, so these names are of no other.
+    """The sockets that a worker left, and the file that says how busy it is.
+
+    A nonce is used once, so these names are of no other.
 
     Raises:
         ClaimUnreadable: its owner file does not say where they are.
@@ -277,10 +279,12 @@ def _sockets_of(store: FileClaimStore, owner: Owner) -> Iterator[Path]:
     identity = store.owner(owner.nonce)
     if identity is None or os.path.basename(identity.socket) != f"{owner.nonce}.sock":  # noqa: PTH119 - Path would hide a trailing slash
         return
+    stem = identity.socket.removesuffix("sock")
     # The second is the name under which a worker binds anew when its socket file was removed.
-    for path in (identity.socket, identity.socket.removesuffix("sock") + "new"):
+    left = ((identity.socket, stat.S_ISSOCK), (stem + "new", stat.S_ISSOCK))
+    for path, is_its in (*left, (stem + "load", stat.S_ISREG)):
         try:
-            if stat.S_ISSOCK(os.lstat(path).st_mode):
+            if is_its(os.lstat(path).st_mode):
                 yield Path(path)
         except (FileNotFoundError, NotADirectoryError, ValueError):
             continue  # ValueError: no file can be there

@@ -52,9 +52,9 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 )
 @flag(
     "--placement",
-    type=click.Choice(["arrival"]),
+    type=click.Choice(["arrival", "balanced"]),
     default="arrival",
-    help="Who gets a new rollout: the worker where it first arrives.",
+    help="Who gets a new rollout: the worker where it first arrives, or the least busy one.",
 )
 @flag("--allow-network-fs", is_flag=True, help="Accept a store on a network file system.")
 @flag(
@@ -133,6 +133,7 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         session_cookie=options["session_cookie"],
         session_header=options["session_header"],
         rollout_keys_file=absolute(options["rollout_keys"]),
+        placement=options["placement"],
         allow_network_fs=options["allow_network_fs"],
         drain_s=options["drain_seconds"],
         keep_alive_grace_s=options["keep_alive_grace_seconds"],

@@ -115,6 +115,7 @@ class CallHandle:
                 del self._entry.pins[digest]
         self._entry.in_flight -= 1
         self._history._used(self._entry)  # noqa: SLF001 - one module, two faces
+        self._history.on_calls()
 
     def _pin(self, digest: str) -> None:
         self._entry.pins[digest] += 1
@@ -127,11 +128,19 @@ class History:
     Args:
         bounds: see :class:`Bounds`.
         clock: monotonic seconds.
+        on_calls: called when a call was counted in or has ended.
     """
 
-    def __init__(self, bounds: Bounds, *, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        bounds: Bounds,
+        *,
+        clock: Callable[[], float],
+        on_calls: Callable[[], None] = lambda: None,
+    ) -> None:
         self.bounds = bounds
         self.clock = clock
+        self.on_calls = on_calls
         self._entries: OrderedDict[Key, _Entry] = OrderedDict()  # least recently used first
         self._bytes = 0
         self._evicted_count = 0
@@ -159,6 +168,7 @@ class History:
         self._used(entry)
         call = CallHandle(self, entry)
         self.calls.add(call)
+        self.on_calls()
         return call
 
     def drop(self, key: Key) -> None:

@@ -21,6 +21,7 @@ __all__ = [
     "Forget",
     "Forward",
     "Lost",
+    "Place",
     "Refuse",
     "Reread",
     "Serve",
@@ -28,6 +29,7 @@ __all__ = [
     "admission_closed",
     "after_connect_failure",
     "route_hop",
+    "route_new",
     "route_public",
     "route_session",
 ]
@@ -44,6 +46,11 @@ class Serve:
 @dataclass(frozen=True, slots=True)
 class Acquire:
     """Nobody else holds the claim: take it, then decide anew."""
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Nobody holds the claim: the worker with the fewest in hand is to take it, once."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,8 +99,13 @@ class Refuse:
 
 
 def route_public(
-    *, me: str, held_epoch: int | None, claim: Claim | None, gate: Gate
-) -> Serve | Acquire | Forward | Refuse:
+    *,
+    me: str,
+    held_epoch: int | None,
+    claim: Claim | None,
+    gate: Gate,
+    balanced: bool = False,
+) -> Serve | Acquire | Place | Forward | Refuse:
     """Decide where a request from the public port goes.
 
     Args:
@@ -101,11 +113,14 @@ def route_public(
         held_epoch: the claim epoch that memory holds and that still stands on disk, or None.
         claim: what the store says; read only where memory holds nothing.
         gate: admission at this worker.
+        balanced: a rollout that nobody holds is placed, and was not before.
     """
     if held_epoch is None and claim is not None and claim.owner.nonce != me:
         return Forward(claim) if claim.kind == "rollout" else _of_another_kind(claim)
     if not gate.open:
         return admission_closed(gate)
+    if held_epoch is None and claim is None and balanced:
+        return Place()
     # A claim in our own name that memory does not hold is taken again, higher (C2).
     return Acquire() if held_epoch is None else Serve()
 
@@ -138,14 +153,32 @@ def route_session(
     return Forward(claim)
 
 
-def route_hop(*, held_epoch: int | None, expected_epoch: int, gate: Gate) -> Serve | Refuse:
-    """Decide about a request from another worker, which believes in *expected_epoch* (R1, R5)."""
-    if held_epoch != expected_epoch:
+def route_hop(*, held_epoch: int | None, expected_epoch: int | None, gate: Gate) -> Serve | Refuse:
+    """Decide about a request from another worker, which believes in *expected_epoch* (R1, R5).
+
+    None: it placed a new rollout here, and any claim will do (:func:`route_new` was asked first).
+    """
+    if held_epoch is None or expected_epoch not in {None, held_epoch}:
         held = "nothing" if held_epoch is None else f"claim epoch {held_epoch}"
-        return Refuse(
-            "claim_moved", f"expected claim epoch {expected_epoch}, this worker holds {held}"
-        )
+        expected = "a new claim" if expected_epoch is None else f"claim epoch {expected_epoch}"
+        return Refuse("claim_moved", f"expected {expected}, this worker holds {held}")
     return Serve() if gate.open else admission_closed(gate)
+
+
+def route_new(*, me: str, claim: Claim | None, gate: Gate, leaving: bool) -> Acquire | Refuse:
+    """Decide about a rollout that another worker placed here and memory does not hold (R1, R6).
+
+    Args:
+        me: the nonce of this worker.
+        claim: what the store says.
+        gate: admission here: who takes the claim is the owner.
+        leaving: this worker gives its rollouts back.
+    """
+    if claim is not None and (claim.owner.nonce != me or claim.kind != "rollout"):
+        return Refuse("claim_moved", f"worker {claim.owner.nonce} took it meanwhile")
+    if leaving:
+        return Refuse("claim_moved", "this worker leaves and takes no new one")
+    return Acquire() if gate.open else admission_closed(gate)
 
 
 def after_connect_failure(

@@ -29,6 +29,7 @@ class Event(Enum):
     DEAD = "the owner's life lock is free"
     MOVED = "421 from the owner"
     TIMED_OUT = "no answer within the limit"
+    UNCLAIMED = "a new rollout was not claimed within 10 s"
 
 
 class Then(Enum):
@@ -36,6 +37,7 @@ class Then(Enum):
 
     JUDGE = "ask the life lock; take over from a dead owner, or 503 owner_unreachable"
     REREAD = "read the claim again and route anew, at most twice; then 503 claim_moved"
+    HERE = "take the claim here: nothing ran"
     UNREACHABLE = "503 owner_unreachable: nothing ran"
     LOST_IN_FLIGHT = "502 owner_lost_in_flight: it may have run"
     TIMEOUT = "504 owner_timeout: it may have run"
@@ -50,6 +52,7 @@ AFTER: Final[Mapping[tuple[Sent, Event], Then]] = {
     (Sent.HEAD, Event.DEAD): Then.JUDGE,
     (Sent.HEAD, Event.MOVED): Then.REREAD,
     (Sent.HEAD, Event.TIMED_OUT): Then.UNREACHABLE,
+    (Sent.HEAD, Event.UNCLAIMED): Then.HERE,
     # A kept connection that its owner closed under the first byte is here as well: whether that
     # byte arrived cannot be known.
     (Sent.REQUEST, Event.LOST): Then.LOST_IN_FLIGHT,

@@ -3,15 +3,19 @@
 
 How far it got, and what that allows, is the table of ``dispatch``: this module keeps account of it
 and raises what the table says.
+
+A new rollout goes to the worker that it is placed at. That one takes the claim before it asks for
+the body, and dispatch begins when it asks, however short the body is.
 """
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass
 from enum import Enum
 from typing import Final, assert_never
 
 from rollout_router.asgi import Scope
-from rollout_router.claims import Claim
+from rollout_router.claims import Owner
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.metrics import OWNER_UNREACHABLE
 from rollout_router.routing import headers as wire
@@ -22,7 +26,7 @@ from rollout_router.routing.hop_scope import scope_headers
 from rollout_router.routing.identity import path_of
 from rollout_router.transport.hop import ConnectFailed, HopClient, HopLost, HopRequest, HopResponse
 
-__all__ = ["HELD_BODY_BYTES_MAX", "MOVED", "Hop", "HopEnd", "NotDispatched"]
+__all__ = ["HELD_BODY_BYTES_MAX", "MOVED", "Hop", "HopEnd", "NotDispatched", "Target"]
 
 HELD_BODY_BYTES_MAX: Final = 1024**2
 """A body up to here is held whole by the forwarder and sent in one go; a longer one waits for the
@@ -32,6 +36,10 @@ MOVED: Final = b"moved"
 """Value of ``Rollout-Hop`` on an owner's 421, to tell it from a 421 of the application."""
 
 MISDIRECTED: Final = 421
+
+PLACED_S_MAX: Final = 10.0
+"""How long a worker may take to claim a rollout that was placed at it: twice the bounded wait for
+the lock of a stripe. Nothing ran by then, so the rollout is taken by whoever placed it."""
 
 _NOT_SENT_ON: Final = (
     b"content-length",
@@ -58,6 +66,16 @@ class HopEnd(Enum):
     MOVED = "moved"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """The worker that a hop goes to."""
+
+    owner: Owner
+    socket: str
+    claim_epoch: int | None  # None: of a new rollout, whose claim that worker takes
+    on_claimed: Callable[[], None] = lambda: None  # called when it has, if the request has a body
+
+
 class Hop:
     """The forwarding of one request.
 
@@ -80,44 +98,46 @@ class Hop:
         self._clock = asyncio.timeout(None)
         self._sent = Sent.NOTHING
 
-    async def to(self, claim: Claim, socket: str) -> HopEnd:
-        """Send the request to the owner of *claim* and its answer to the client. Once.
+    async def to(self, target: Target) -> HopEnd:
+        """Send the request to *target* and its answer to the client. Once.
 
         The caller has filled the client's body up to ``HELD_BODY_BYTES_MAX``.
 
         Raises:
             NotDispatched: nothing of it can have run.
-            Refusal: 502, 503 or 504.
+            Refusal: 502, 503 or 504; of a new rollout it names no claim epoch.
             ResponseCut: the answer had begun.
             ClientGone: the client left before its body was complete.
         """
-        response = await self._head(claim, socket)
+        response = await self._head(target)
         try:
             if response.status == MISDIRECTED and wire.first(response.headers, wire.HOP) == MOVED:
                 return HopEnd.MOVED
-            await self._pass_on(response, claim)
+            await self._pass_on(response, target)
         finally:
             await response.aclose()
         return HopEnd.DELIVERED
 
-    def ended(self, event: Event, claim: Claim, what: str) -> Exception:
+    def ended(self, event: Event, target: Target, what: str) -> Exception:
         """What to raise where *event* came instead of a whole answer.
 
         Args:
             event: not MOVED, which :meth:`to` returns.
-            claim: that was followed.
-            what: became of the owner, for people.
+            target: the worker that was to answer.
+            what: became of that worker, for people.
         """
         match AFTER[Sent.ANSWER if self._client.started else self._sent, event]:
-            case Then.JUDGE:
+            case Then.JUDGE | Then.HERE:
                 return NotDispatched(what)
             case Then.UNREACHABLE:
                 OWNER_UNREACHABLE.inc()
-                return self._refusal(claim, "owner_unreachable", f"{what}; nothing ran, send again")
+                return self._refusal(
+                    target, "owner_unreachable", f"{what}; nothing ran, send again"
+                )
             case Then.LOST_IN_FLIGHT:
-                return self._refusal(claim, "owner_lost_in_flight", f"{what}; it may have run")
+                return self._refusal(target, "owner_lost_in_flight", f"{what}; it may have run")
             case Then.TIMEOUT:
-                return self._refusal(claim, "owner_timeout", f"{what}; it may have run")
+                return self._refusal(target, "owner_timeout", f"{what}; it may have run")
             case Then.CUT:
                 return ResponseCut(f"rollout {self._rollout_id}: {what}")
             case Then.REREAD:
@@ -125,27 +145,32 @@ class Hop:
             case never:
                 assert_never(never)
 
-    async def _head(self, claim: Claim, socket: str) -> HopResponse:
+    async def _head(self, target: Target) -> HopResponse:
+        placed = target.claim_epoch is None
         try:
             async with self._clock:
-                request = self._request(claim)
-                self._wind(self._timeout_s)
-                return await self._hops.send(socket, request)
+                request = self._request(target)
+                asks = placed and self._sent is Sent.HEAD
+                self._wind(PLACED_S_MAX if asks else self._timeout_s)
+                return await self._hops.send(target.socket, request)
         except ConnectFailed as error:
             self._sent = Sent.NOTHING
-            raise self.ended(Event.LOST, claim, str(error)) from error
+            raise self.ended(Event.LOST, target, str(error)) from error
         except HopLost as error:
-            raise self.ended(Event.LOST, claim, f"its owner was lost: {error}") from error
+            raise self.ended(Event.LOST, target, f"its owner was lost: {error}") from error
         except TimeoutError as error:
+            if placed and self._sent is Sent.HEAD:
+                what = f"it did not take the claim within {PLACED_S_MAX} s"
+                raise self.ended(Event.UNCLAIMED, target, what) from error
             what = f"its owner gave no answer within {self._timeout_s} s"
-            raise self.ended(Event.TIMED_OUT, claim, what) from error
+            raise self.ended(Event.TIMED_OUT, target, what) from error
 
-    def _refusal(self, claim: Claim, code: str, what: str) -> Refusal:
+    def _refusal(self, target: Target, code: str, what: str) -> Refusal:
         return Refusal(
             code,
-            f"rollout {self._rollout_id} at worker {claim.owner.nonce}: {what}",
+            f"rollout {self._rollout_id} at worker {target.owner.nonce}: {what}",
             rollout_id=self._rollout_id,
-            claim_epoch=claim.claim_epoch,
+            claim_epoch=target.claim_epoch,
         )
 
     def _wind(self, time_s: float | None) -> None:
@@ -153,35 +178,41 @@ class Hop:
         now = asyncio.get_running_loop().time()
         self._clock.reschedule(None if time_s is None else now + time_s)
 
-    async def _body(self) -> AsyncIterator[bytes]:
+    async def _body(self, target: Target) -> AsyncIterator[bytes]:
         """The whole body, when its owner has asked for it; no limit while it comes."""
         self._sent = Sent.REQUEST
         self._wind(None)
+        target.on_claimed()
         yield self._client.buffered()
         async for chunk in self._client.rest():
             yield chunk
         self._wind(self._timeout_s)
 
-    def _request(self, claim: Claim) -> HopRequest:
+    def _request(self, target: Target) -> HopRequest:
         headers: Headers = list(self._scope["headers"])
-        length = wire.first(headers, b"content-length")
+        announced = wire.first(headers, b"content-length")
+        length = None if announced is None else int(announced)
+        body = self._client.buffered()
         whole = self._client.body_is_whole
+        if whole and body and target.claim_epoch is None:
+            whole, length = False, len(body)
         self._sent = Sent.REQUEST if whole else Sent.HEAD
+        epoch = wire.NEW if target.claim_epoch is None else b"%d" % target.claim_epoch
         return HopRequest(
             method=self._scope["method"],
             target=_target(self._scope),
             headers=[
                 *wire.without(_of_the_message(headers, self._identity), *_NOT_SENT_ON),
                 (wire.HOP, b"1"),
-                (wire.EXPECT_EPOCH, str(claim.claim_epoch).encode()),
+                (wire.EXPECT_EPOCH, epoch),
                 *scope_headers(self._scope),
             ],
-            body=self._client.buffered() if whole else b"",
-            rest=None if whole else self._body(),
-            content_length=None if length is None else int(length),
+            body=body if whole else b"",
+            rest=None if whole else self._body(target),
+            content_length=length,
         )
 
-    async def _pass_on(self, response: HopResponse, claim: Claim) -> None:
+    async def _pass_on(self, response: HopResponse, target: Target) -> None:
         self._sent = Sent.REQUEST  # whoever answers has begun, whatever it was sent
         await self._client.send(
             {
@@ -196,7 +227,7 @@ class Hop:
                     {"type": "http.response.body", "body": chunk, "more_body": True}
                 )
         except HopLost as error:
-            raise self.ended(Event.LOST, claim, f"its owner was lost: {error}") from error
+            raise self.ended(Event.LOST, target, f"its owner was lost: {error}") from error
         await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 

@@ -13,6 +13,7 @@ __all__ = [
     "HOP",
     "HOP_BY_HOP",
     "KEEP",
+    "NEW",
     "ROOT_PATH",
     "SCHEME",
     "WORKER",
@@ -33,6 +34,8 @@ SCHEME: Final = b"rollout-scheme"
 HOP: Final = b"rollout-hop"
 EXPECT_EPOCH: Final = b"rollout-expect-epoch"
 KEEP: Final = b"keep"
+NEW: Final = b"new"
+"""In place of an epoch: nobody holds the claim, and the worker that is asked takes it."""
 FRAME_TYPE: Final = b"application/vnd.rollout-delta"
 
 HOP_BY_HOP: Final = frozenset(

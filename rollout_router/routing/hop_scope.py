@@ -42,6 +42,7 @@ def completed(scope: Scope, *, state: Mapping[str, Any] | None) -> Scope:
     known = client[2].isdigit()
     full = {
         **scope,
+        "headers": wire.without(headers, b"expect"),  # of the hop: the client's own was answered
         HOP_KEY: True,
         "client": (client[0], int(client[2])) if known else None,
         "scheme": (wire.first(headers, wire.SCHEME) or b"http").decode("latin-1"),

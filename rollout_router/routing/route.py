@@ -2,18 +2,21 @@
 """One routed request of the public port, until it was served, handed over or refused.
 
 Each round decides once on what the store says now and does it; a round that finds its knowledge
-stale is followed by another, and the number of rounds is bounded. After every await the claim is
-looked at again: in memory and on disk before it is used, under the stripe lock before it moves.
+stale is followed by another, and the number of rounds is bounded. A new rollout is placed at most
+once, and taken here if that fails. After every await the claim is looked at again: in memory and on
+disk before it is used, under the stripe lock before it moves.
 
 What follows from it: R2, R3, C3, C4.
 """
 
+import logging
+from contextlib import suppress
 from datetime import UTC, datetime
 from functools import partial
 from typing import Final
 
 from rollout_router.asgi import App
-from rollout_router.claims import Claim, Moved
+from rollout_router.claims import Claim, ClaimsError, Moved, OwnerIdentity
 from rollout_router.errors import Refusal
 from rollout_router.metrics import OWNER_UNREACHABLE
 from rollout_router.routing.decision import (
@@ -23,6 +26,7 @@ from rollout_router.routing.decision import (
     Forget,
     Forward,
     Lost,
+    Place,
     Refuse,
     Reread,
     Serve,
@@ -33,14 +37,17 @@ from rollout_router.routing.decision import (
 )
 from rollout_router.routing.dispatch import Event
 from rollout_router.routing.exchange import Exchange
-from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, HopEnd, NotDispatched
+from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, HopEnd, NotDispatched, Target
 from rollout_router.routing.guard import guarded
 from rollout_router.routing.making import session_lost
 from rollout_router.routing.owner import serve_held
 from rollout_router.routing.ownership import Held
+from rollout_router.routing.placing import Placed, Placing
 from rollout_router.routing.worker import Worker
 
 __all__ = ["route"]
+
+_logger = logging.getLogger(__name__)
 
 ROUNDS_MAX: Final = 8
 """How often one request may find its claim changed under it before it answers 503 claim_moved."""
@@ -71,6 +78,8 @@ class _Route:
         self._exchange = exchange
         self._rollout_id = exchange.rollout_id
         self._reroutes = 0
+        # None: a new rollout is not placed, or was already.
+        self._placing = worker.placing if exchange.kind == "rollout" else None
 
     async def round(self) -> bool:
         """Decide once and do it; False where what was known turned out stale."""
@@ -87,6 +96,8 @@ class _Route:
             case Acquire():
                 taken = await ownership.acquire(self._rollout_id, kind=self._exchange.kind)
                 return await self._served_after(taken)
+            case Place() if self._placing is not None:
+                return await self._place(self._placing)
             case Lost() as lost:
                 raise session_lost(lost)
             case Forget(tombstone):
@@ -94,16 +105,22 @@ class _Route:
                 return False
             case Refuse(code, message):
                 raise self.refusal(code, message)
-            case Serve():
-                raise RuntimeError("nothing is served without a claim")
+            case Serve() | Place():
+                raise RuntimeError("nothing is served without a claim, or placed where none is")
 
-    def _decision(self) -> Serve | Acquire | Forward | Lost | Forget | Refuse:
+    def _decision(self) -> Serve | Acquire | Place | Forward | Lost | Forget | Refuse:
         """Where to go with a request whose claim memory does not hold."""
         worker = self._worker
         claim, gate = worker.store.read(self._rollout_id), worker.admission.gate
         sessions = worker.settings.sessions
         if self._exchange.kind == "rollout" or sessions is None:
-            return route_public(me=worker.id, held_epoch=None, claim=claim, gate=gate)
+            return route_public(
+                me=worker.id,
+                held_epoch=None,
+                claim=claim,
+                gate=gate,
+                balanced=self._placing is not None,
+            )
         return route_session(
             me=worker.id,
             claim=claim,
@@ -140,12 +157,59 @@ class _Route:
     async def _served_after(self, taken: Held | Moved) -> bool:
         return isinstance(taken, Held) and await self._serve(taken)
 
+    async def _place(self, placing: Placing) -> bool:
+        """Give a new rollout to a worker, once. What hinders it is found out by another round."""
+        self._placing = None
+        worker = self._worker
+        await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
+        if worker.closed or not worker.admission.gate.open:
+            return False
+        placed = placing.choose()
+        try:
+            if placed.worker == worker.id:
+                taken = await worker.ownership.acquire(self._rollout_id)
+                placed.counted()
+                return await self._served_after(taken)
+            identity = await worker.identity_of(placed.worker)
+            if identity is not None:
+                return await self._place_at(identity, placed)
+        except NotDispatched as failure:
+            _logger.info("rollout %s is not placed: %s", self._rollout_id, failure)
+        finally:
+            placed.counted()
+        placing.pass_by(placed)
+        return False
+
+    async def _place_at(self, peer: OwnerIdentity, placed: Placed) -> bool:
+        target = Target(
+            owner=peer.owner, socket=peer.socket, claim_epoch=None, on_claimed=placed.counted
+        )
+        try:
+            return await self._sent(target)
+        except Refusal as refusal:
+            with suppress(ClaimsError):  # what is to be said stands, whatever can be read now
+                claim = self._worker.store.read(self._rollout_id)
+                if claim is not None and claim.owner == peer.owner:
+                    refusal.claim_epoch = claim.claim_epoch
+            raise
+
     async def _forward(self, claim: Claim) -> bool:
-        identity = await self._worker.identity_of(claim)
+        identity = await self._worker.identity_of(claim.owner.nonce)
         if identity is None:
             return self._without_owner_file(claim)
         # Before the owner's life is watched: while the client still writes, nothing can have run.
         await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
+        target = Target(owner=claim.owner, socket=identity.socket, claim_epoch=claim.claim_epoch)
+        try:
+            return await self._sent(target)
+        except NotDispatched as failure:
+            return await self._after_connect_failure(claim, failure)
+
+    async def _sent(self, target: Target) -> bool:
+        """Send the request, while its owner lives; False where that one sent us away.
+
+        What holds its connection open may outlive it.
+        """
         worker = self._worker
         hop = Hop(
             worker.hops,
@@ -153,25 +217,23 @@ class _Route:
             identity=worker.settings.rollout_header.lower().encode("latin-1"),
             timeout_s=worker.settings.owner_timeout_s,
         )
+        watch = partial(worker.watch_life, target.owner)
         try:
-            end = await self._watched(hop, claim, identity.socket)
-        except NotDispatched as failure:
-            return await self._after_connect_failure(claim, failure)
+            async with guarded(worker.tasks, {watch: _OwnerDied()}):
+                end = await hop.to(target)
+        except _OwnerDied as death:
+            raise hop.ended(Event.DEAD, target, "its owner died with the call in hand") from death
         if end is HopEnd.DELIVERED:
             return True
         self._reroutes += 1
         if self._reroutes > REROUTES_MAX:
-            raise self.refusal("claim_moved", "its claim keeps moving; nothing happened", claim)
+            raise Refusal(
+                "claim_moved",
+                f"rollout {self._rollout_id}: its claim keeps moving; nothing happened",
+                rollout_id=self._rollout_id,
+                claim_epoch=target.claim_epoch,
+            )
         return False
-
-    async def _watched(self, hop: Hop, claim: Claim, socket: str) -> HopEnd:
-        """The hop, while its owner lives: what holds its connection open may outlive it."""
-        watch = partial(self._worker.watch_life, claim)
-        try:
-            async with guarded(self._worker.tasks, {watch: _OwnerDied()}):
-                return await hop.to(claim, socket)
-        except _OwnerDied as death:
-            raise hop.ended(Event.DEAD, claim, "its owner died with the call in hand") from death
 
     async def _after_connect_failure(self, claim: Claim, failure: NotDispatched) -> bool:
         ownership, store = self._worker.ownership, self._worker.store

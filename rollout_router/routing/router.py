@@ -9,7 +9,6 @@ sessions are configured, its answer is looked at for a session that the applicat
 import asyncio
 import os
 from collections.abc import Coroutine
-from datetime import UTC, datetime
 from typing import Any, Final
 
 from rollout_router.asgi import App, Message, Receive, Scope, Send
@@ -19,7 +18,6 @@ from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client, ClientGone
 from rollout_router.routing.control import answer_control, is_control
-from rollout_router.routing.decision import Lost, Refuse, Serve, route_hop, route_session
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.forward import MISDIRECTED, MOVED
 from rollout_router.routing.guard import guarded
@@ -28,10 +26,9 @@ from rollout_router.routing.hop_scope import HOP_KEY, completed
 from rollout_router.routing.identity import InvalidIdentity, Rollout, identify, path_within
 from rollout_router.routing.keys import key_matches
 from rollout_router.routing.lifespan import run_lifespan
-from rollout_router.routing.making import AnswerWatch, session_lost
-from rollout_router.routing.owner import serve_held
-from rollout_router.routing.ownership import Held
+from rollout_router.routing.making import AnswerWatch
 from rollout_router.routing.route import route
+from rollout_router.routing.serve_hop import serve_hop
 from rollout_router.routing.sessions import SessionNames
 from rollout_router.routing.settings import Settings
 from rollout_router.routing.worker import Worker
@@ -206,66 +203,14 @@ class Router:
             deltas=self.settings.history_delta,
             kind=found.kind if isinstance(found, Rollout) else "rollout",
         )
-        if worker is None or worker.closed or not exchange.rollout_id or not expected.isdigit():
+        known = expected == wire.NEW or expected.isdigit()
+        if worker is None or worker.closed or not exchange.rollout_id or not known:
             refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
             await _refuse(exchange, refusal, worker)
             return
-        work = self._serve_hop(worker, exchange, int(expected))
+        epoch = None if expected == wire.NEW else int(expected)
+        work = serve_hop(self.app, worker, exchange, epoch)
         await _counted(worker, exchange, work, hop=True)
-
-    async def _serve_hop(self, worker: Worker, exchange: Exchange, expected_epoch: int) -> None:
-        await worker.ownership.wait_settled(exchange.rollout_id)
-        held = worker.ownership.begin_held(exchange.rollout_id)
-        if held is None and exchange.kind == "rollout":
-            held = await self._taken_again(worker, exchange.rollout_id)
-        try:
-            if held is None and exchange.kind == "session":
-                self._refuse_lost(worker, exchange.rollout_id)
-            decision = route_hop(
-                held_epoch=held.grant.claim.claim_epoch if held else None,
-                expected_epoch=expected_epoch,
-                gate=worker.admission.gate,
-            )
-            match decision:
-                case Refuse(code, message):
-                    raise Refusal(
-                        code,
-                        f"rollout {exchange.rollout_id}: {message}",
-                        rollout_id=exchange.rollout_id,
-                        claim_epoch=held.grant.claim.claim_epoch if held else None,
-                        status=MISDIRECTED if code == "claim_moved" else None,
-                    )
-                case Serve() if held is not None:
-                    await serve_held(self.app, worker, exchange, held)
-                case Serve():
-                    raise RuntimeError("a call is served under a claim")
-        finally:
-            if held is not None:
-                worker.ownership.end(held)
-
-    async def _taken_again(self, worker: Worker, rollout_id: str) -> Held | None:
-        """Take a claim in our own name that memory lost, higher; the forwarder then finds it (C2).
-
-        Without it every forwarder would be sent away from a claim that nobody else can take.
-        """
-        claim = worker.store.read(rollout_id)
-        if claim is None or claim.owner.nonce != worker.id or not worker.admission.gate.open:
-            return None
-        taken = await worker.ownership.acquire(rollout_id)
-        return taken if isinstance(taken, Held) else None
-
-    def _refuse_lost(self, worker: Worker, name: str) -> None:
-        """A forwarder would come back for a session that this worker no longer holds (R3)."""
-        if (sessions := self.settings.sessions) is not None:
-            decision = route_session(
-                me=worker.id,
-                claim=worker.store.read(name),
-                gate=worker.admission.gate,
-                now=datetime.now(UTC),
-                tombstone_s=sessions.tombstone_s,
-            )
-            if isinstance(decision, Lost):
-                raise session_lost(decision)
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A websocket of a rollout is refused with 426, after which clients fall back to POST."""

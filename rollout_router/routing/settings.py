@@ -6,11 +6,13 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal, get_args
 
 from rollout_router.history import Bounds
 
-__all__ = ["TOMBSTONE_S", "SessionSettings", "Settings"]
+__all__ = ["TOMBSTONE_S", "Placement", "SessionSettings", "Settings"]
+
+Placement = Literal["arrival", "balanced"]
 
 TOMBSTONE_S: Final = 24 * 3600.0
 """How long a session that was lost is answered 410, unless the settings say otherwise."""
@@ -85,6 +87,10 @@ class Settings:
     history: Bounds = field(default_factory=Bounds)
     """The bounds of what one worker remembers."""
 
+    placement: Placement = "arrival"
+    """Who gets a new rollout: the worker where it first arrives, or the one with the fewest calls
+    in hand. The latter is for clients whose connections stay with one worker."""
+
     rollout_header: str = "X-Session-ID"
     """The header that names a rollout where the path does not."""
 
@@ -128,6 +134,8 @@ class Settings:
             raise ValueError(f"rollout_header is no header name: {self.rollout_header!r}")
         if not self.service:
             raise ValueError("service must have a name")
+        if self.placement not in get_args(Placement):
+            raise ValueError(f"placement is arrival or balanced, got {self.placement!r}")
         if self.rollout_keys == b"":
             raise ValueError("rollout_keys must not be empty: anybody could mint a key")
         if (
@@ -143,12 +151,10 @@ class Settings:
             raise ValueError(f"drain_s_max must be finite and not negative, got {self.drain_s_max}")
         if not (self.sweep_s > 0 and math.isfinite(self.sweep_s)):
             raise ValueError(f"sweep_s must be positive and finite, got {self.sweep_s}")
-        if self.owner_timeout_s is not None and self.owner_timeout_s <= 0:
-            raise ValueError(f"owner_timeout_s must be positive, got {self.owner_timeout_s}")
-        if self.calls_max <= 0:
-            raise ValueError(f"calls_max must be positive, got {self.calls_max}")
-        if self.body_bytes_max <= 0:
-            raise ValueError(f"body_bytes_max must be positive, got {self.body_bytes_max}")
+        for name in ("owner_timeout_s", "calls_max", "body_bytes_max"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be positive, got {value}")
 
     @property
     def routes(self) -> bool:

@@ -21,10 +21,10 @@ from typing import Final
 
 from rollout_router.asgi import App
 from rollout_router.claims import (
-    Claim,
     ClaimUnreadable,
     FileClaimStore,
     LifeLock,
+    Owner,
     OwnerIdentity,
     StoreRefused,
     new_nonce,
@@ -33,6 +33,7 @@ from rollout_router.history import History
 from rollout_router.metrics import SOCKET_REBINDS
 from rollout_router.routing.admission import Admission
 from rollout_router.routing.ownership import Ownership
+from rollout_router.routing.placing import Placing
 from rollout_router.routing.private import PrivateServer
 from rollout_router.routing.run_dir import private_directory, private_socket_path
 from rollout_router.routing.sessions import SessionNames
@@ -45,7 +46,7 @@ __all__ = ["Worker"]
 
 HOUSEKEEPING_S: Final = 0.25
 """How often idle entries are looked for, failed releases tried again, the gate read, and the own
-socket and owner file looked at."""
+socket and owner file looked at, the own load said."""
 
 IDENTITIES_MAX: Final = 1024
 """Peers whose owner files are remembered; each is read again when there were more."""
@@ -71,7 +72,7 @@ class Worker:
         self.in_hand: Counter[bool] = Counter()  # calls, by whether they came over a hop
         self.tasks = Tasks()
         self.hops = HopClient()
-        self.history = History(settings.history, clock=time.monotonic)
+        self.history = History(settings.history, clock=time.monotonic, on_calls=self.publish_load)
         self.admission = Admission(settings.state_dir)
         sessions = settings.sessions
         self.sessions = None if sessions is None else SessionNames(sessions)
@@ -81,6 +82,11 @@ class Worker:
             history=self.history,
             tasks=self.tasks,
             sessions_max=0 if sessions is None else sessions.number_max,
+        )
+        self.placing = (
+            Placing(self.socket_path.with_suffix(".load"), store_id=store.store_id)
+            if settings.placement == "balanced"
+            else None
         )
         tombstone_s = TOMBSTONE_S if sessions is None else sessions.tombstone_s
         self._sweeping = Sweeping(store, tombstone_age_max=timedelta(seconds=tombstone_s))
@@ -119,6 +125,7 @@ class Worker:
             undo.callback(worker._server.close)
             await worker._server.start()
             undo.pop_all()
+        worker.publish_load()
         worker.tasks.spawn(worker._keep_house(worker._server), name="housekeeping")
         worker.tasks.spawn(worker._sweep(), name="sweeping")
         _logger.info("worker %s serves %s at %s", worker.id, settings.service, socket_path)
@@ -134,7 +141,18 @@ class Worker:
         if self._deadline is None:
             self._deadline = asyncio.get_running_loop().time() + self.settings.drain_s_max
             self.ownership.leave()
+            self.publish_load()
         return self._deadline
+
+    def publish_load(self, *, anew: bool = False) -> None:
+        """Say how busy this worker is, where new rollouts are placed by it; a leaver takes none."""
+        if self.placing is None:
+            return
+        if self.ownership.leaving:
+            self.placing.withdraw()
+        else:
+            calls, rollouts = len(self.history.calls), len(self.ownership.grants)
+            self.placing.publish(calls=calls, rollouts=rollouts, anew=anew)
 
     async def stop(self) -> None:
         """Leave: bounded by the drain's deadline, after which what still runs is cancelled."""
@@ -165,9 +183,8 @@ class Worker:
         # With claims left the owner file must stay: it is how others prove that we are dead.
         self.life.close(remove=self.ownership.is_clear)
 
-    async def identity_of(self, claim: Claim) -> OwnerIdentity | None:
-        """Who the owner of *claim* is; None where its file is missing or unreadable (unknown)."""
-        nonce = claim.owner.nonce
+    async def identity_of(self, nonce: str) -> OwnerIdentity | None:
+        """Who that worker is; None where its file is missing or unreadable (unknown)."""
         if nonce not in self._identities:
             try:
                 found = await self.ownership.in_thread(lambda: self.store.owner(nonce))
@@ -180,11 +197,11 @@ class Worker:
             self._identities[nonce] = found
         return self._identities[nonce]
 
-    async def watch_life(self, claim: Claim, on_death: Callable[[], None]) -> None:
-        """Call *on_death* once the owner of *claim* is proven dead (its life lock is free)."""
+    async def watch_life(self, owner: Owner, on_death: Callable[[], None]) -> None:
+        """Call *on_death* once *owner* is proven dead (its life lock is free)."""
         while True:
             await asyncio.sleep(LIFE_WATCH_S)
-            proof = await self.ownership.in_thread(lambda: self.store.proof_of_death(claim.owner))
+            proof = await self.ownership.in_thread(lambda: self.store.proof_of_death(owner))
             if proof is not None:
                 on_death()
                 return
@@ -202,6 +219,7 @@ class Worker:
             if not reachable and (self._rebinding is None or self._rebinding.done()):
                 self._rebinding = self.tasks.spawn(self._rebind(server), name="binding anew")
             self.ownership.release_overdue()
+            self.publish_load(anew=True)
             if self.ownership.leaving:
                 self.ownership.leave()
 

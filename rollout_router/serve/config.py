@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rollout_router.history import Bounds
 from rollout_router.routing import SessionSettings, Settings
+from rollout_router.routing.settings import Placement
 
 __all__ = ["ServeConfig"]
 
@@ -29,6 +30,7 @@ class ServeConfig:
     session_cookie: str | None  # at most one of the two; neither: no sessions
     session_header: str | None
     rollout_keys_file: str | None
+    placement: Placement
     allow_network_fs: bool
     drain_s: float
     keep_alive_grace_s: float  # within drain_s
@@ -62,6 +64,7 @@ class ServeConfig:
                 bytes_max=self.history_bytes,
                 idle_s_max=self.history_idle_s,
             ),
+            placement=self.placement,
             rollout_header=self.rollout_header,
             sessions=sessions,
             refuse_invalid_ids=True,

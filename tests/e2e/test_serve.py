@@ -293,7 +293,8 @@ def test_c7_the_service_outlives_its_ready_file_and_the_reader_of_its_log(
 ) -> None:
     place = folder / "ready"
     place.mkdir()
-    gateway = serve("--ready-file", str(place / "second"))  # the flag that comes last wins
+    unswept = ("--sweep-seconds", "3600")  # so that what the dead one left is still listed
+    gateway = serve("--ready-file", str(place / "second"), *unswept)  # the last such flag wins
     gateway.ready_file = place / "second"
     workers = gateway.ready["workers"]
     (place / "second").unlink()

@@ -420,6 +420,8 @@ class Rig:
         await worker.hops.close()
         worker.ownership.close()
         worker.life.close()
+        if worker.placing is not None:
+            worker.placing.close()
 
     async def close(self) -> None:
         for router in self.routers:

@@ -189,6 +189,19 @@ def test_c3_the_socket_that_a_dead_worker_did_not_rename_any_more_goes_too(
     assert list(run_dir.iterdir()) == []
 
 
+def test_c3_the_load_file_of_a_dead_worker_goes_with_its_socket(
+    store: FileClaimStore, live: Live, run_dir: Path
+) -> None:
+    dead, other = live(), live()
+    loads = [Path(f"{run_dir}/{lock.owner.nonce}.load") for lock in (dead, other)]
+    for load in loads:
+        load.write_bytes(b"1")
+    dead.close()
+
+    assert sweeping(store).sockets == (str(loads[0]),)
+    assert list(run_dir.iterdir()) == [loads[1]]
+
+
 def a_regular_file(path: Path) -> None:
     path.write_bytes(b"precious")
 

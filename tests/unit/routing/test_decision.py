@@ -10,12 +10,14 @@ from rollout_router.claims import Claim, Gate, Owner, Verdict
 from rollout_router.routing.decision import (
     Acquire,
     Forward,
+    Place,
     Refuse,
     Reread,
     Serve,
     TakeOver,
     after_connect_failure,
     route_hop,
+    route_new,
     route_public,
 )
 
@@ -53,9 +55,56 @@ def test_c4_a_public_request_goes_to_whoever_holds_the_claim(
     assert route_public(me=ME, held_epoch=held, claim=claim, gate=gate) == expected
 
 
+@pytest.mark.parametrize(
+    ("held", "claim", "expected"),
+    [
+        (None, None, Place()),
+        (None, OURS, Acquire()),
+        (None, THEIRS, Forward(THEIRS)),
+        (7, None, Serve()),
+    ],
+)
+def test_c4_only_what_nobody_holds_is_placed(
+    held: int | None, claim: Claim | None, expected: object
+) -> None:
+    decision = route_public(me=ME, held_epoch=held, claim=claim, gate=OPEN, balanced=True)
+
+    assert decision == expected
+
+
+@pytest.mark.parametrize(
+    ("claim", "leaving", "gate", "expected"),
+    [
+        (None, False, OPEN, "take"),
+        (OURS, False, OPEN, "take"),
+        (None, False, CLOSED, "admission_closed"),
+        (None, True, OPEN, "claim_moved"),
+        (None, True, CLOSED, "claim_moved"),
+        (THEIRS, False, OPEN, "claim_moved"),
+        (THEIRS, False, CLOSED, "claim_moved"),
+        (replace(OURS, kind="session"), False, OPEN, "claim_moved"),
+    ],
+)
+def test_r1_a_rollout_that_was_placed_here_is_taken_or_refused(
+    claim: Claim | None, gate: Gate, expected: str, *, leaving: bool
+) -> None:
+    decision = route_new(me=ME, claim=claim, gate=gate, leaving=leaving)
+
+    assert (decision.code if isinstance(decision, Refuse) else "take") == expected
+
+
+@pytest.mark.parametrize(("held", "code"), [(7, None), (None, "claim_moved")])
+def test_r1_a_placed_rollout_is_served_under_whatever_claim_is_held(
+    held: int | None, code: str | None
+) -> None:
+    decision = route_hop(held_epoch=held, expected_epoch=None, gate=OPEN)
+
+    assert (decision.code if isinstance(decision, Refuse) else None) == code
+
+
 @pytest.mark.parametrize(("held", "claim"), [(7, None), (None, None), (None, OURS)])
 def test_r6_a_closed_gate_claims_and_serves_nothing(held: int | None, claim: Claim | None) -> None:
-    decision = route_public(me=ME, held_epoch=held, claim=claim, gate=CLOSED)
+    decision = route_public(me=ME, held_epoch=held, claim=claim, gate=CLOSED, balanced=True)
 
     assert isinstance(decision, Refuse)
     assert decision.code == "admission_closed"

@@ -9,24 +9,16 @@ import pytest
 from support.metrics import counted
 from support.routing import AppCall, Application, Client, Rig, ScriptedOwner, answer, never
 
-from rollout_router.claims import Claim, Gate, Grant, Owner, OwnerIdentity, write_gate
+from rollout_router.claims import Gate, Grant, Owner, OwnerIdentity, write_gate
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import worker as worker_module
 from rollout_router.routing.exchange import Exchange
-from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop
+from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, Target
 from rollout_router.transport.hop import HopClient, HopLost, HopRequest, HopResponse
 
 MOVED = b"HTTP/1.1 421 Misdirected Request\r\nrollout-hop: moved\r\ncontent-length: 0\r\n\r\n"
 FINE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
-CLAIM = Claim(
-    kind="rollout",
-    rollout_id="r1",
-    claim_epoch=7,
-    state="owned",
-    owner=Owner(nonce="owner", inode=1),
-    previous=None,
-    at="2026-01-01T00:00:00Z",
-)
+TARGET = Target(owner=Owner(nonce="owner", inode=1), socket="/nowhere", claim_epoch=7)
 LONG = b"0123456789abcdef" * (HELD_BODY_BYTES_MAX // 16 + 1)
 
 SPOIL: dict[str, Callable[[Path], object]] = {
@@ -210,10 +202,10 @@ async def test_c3_an_owner_that_left_while_it_was_looked_up_is_no_reason_to_refu
     router, worker = await rig.start(app)
     identity_of = worker.identity_of
 
-    async def late(claim: Claim) -> OwnerIdentity | None:
+    async def late(nonce: str) -> OwnerIdentity | None:
         assert rig.store.release(grant)
         owner.life.close(remove=True)
-        return await identity_of(claim)
+        return await identity_of(nonce)
 
     monkeypatch.setattr(worker, "identity_of", late)
 
@@ -519,7 +511,7 @@ async def test_an_owner_has_its_time_to_ask_for_the_body_and_to_answer_and_none_
     await exchange.client.fill(1)
 
     with pytest.raises(Refusal):
-        await Watched(Hops(), exchange, identity=b"x", timeout_s=60).to(CLAIM, "/nowhere")
+        await Watched(Hops(), exchange, identity=b"x", timeout_s=60).to(TARGET)
 
     assert order == ["the clock", "the head", "no limit", "a", "b", "c", "the clock"]
 

@@ -22,6 +22,7 @@ def settings(**changes: Any) -> Settings:
         ("owner_timeout_s", -1.0),
         ("body_bytes_max", 0),
         ("rollout_keys", b""),
+        ("placement", "balance"),
     ],
 )
 def test_a_value_that_makes_no_sense_is_refused_by_name(name: str, value: object) -> None:

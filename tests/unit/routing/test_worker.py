@@ -41,6 +41,14 @@ async def test_a_started_worker_lives_listens_and_can_be_found(rig: Rig) -> None
     assert rig.store.judge(identity.owner).verdict is Verdict.ALIVE
 
 
+async def test_c3_a_load_file_comes_and_goes_with_a_worker_that_balances(rig: Rig) -> None:
+    router, worker = await rig.start(Application(), placement="balanced")
+
+    assert sockets(rig) == {f"{worker.id}.sock", f"{worker.id}.load"}
+    await router.stop_worker()
+    assert sockets(rig) == set()
+
+
 async def test_a_run_directory_is_made_absolute_for_the_other_workers(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -255,11 +263,11 @@ async def test_r6_housekeeping_reads_the_gate(rig: Rig, monkeypatch: pytest.Monk
 async def test_an_owners_identity_is_read_once(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
     rig.owner()
     _, worker = await rig.start(Application())
-    first = await worker.identity_of(rig.claim())
+    first = await worker.identity_of(rig.claim().owner.nonce)
     monkeypatch.setattr(worker.store, "owner", None)
 
     assert first is not None
-    assert await worker.identity_of(rig.claim()) is first
+    assert await worker.identity_of(rig.claim().owner.nonce) is first
 
 
 async def test_c3_a_worker_clears_what_a_dead_one_left(
