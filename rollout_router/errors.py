@@ -43,6 +43,7 @@ ANSWERS: Final[Mapping[str, Answer]] = {
     "answer_cut": Answer(status=502),
     "owner_lost_in_flight": Answer(status=502),
     "record_refused": Answer(status=502),
+    "session_refused": Answer(status=502),
     "owner_unreachable": Answer(status=503, retry_after=True),
     "claim_store_unavailable": Answer(status=503, retry_after=True),
     "admission_closed": Answer(status=503, retry_after=True),

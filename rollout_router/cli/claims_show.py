@@ -7,7 +7,7 @@ and life lock alone; pids, times and command lines stand beside it for people (C
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from datetime import UTC, datetime
 from pathlib import Path
@@ -35,7 +35,7 @@ from rollout_router.cli.claims_owners import Owners, open_store, row_of
 from rollout_router.cli.claims_view import name_each, print_table
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
 
-__all__ = ["show_claim"]
+__all__ = ["show", "show_claim"]
 
 
 @click.command("show")
@@ -50,22 +50,52 @@ def show_claim(*, rollout_id: str, state_dir: Path, as_json: bool) -> None:
     if not valid_rollout_id(rollout_id):
         raise click.UsageError(f"{rollout_id!r} is no rollout id")
     store = open_store(state_dir)
+    show(
+        store,
+        rollout_id,
+        what="claim",
+        describe=lambda claim: _described(claim, store),
+        as_json=as_json,
+    )
+
+
+def show(
+    store: FileClaimStore,
+    rollout_id: str,
+    *,
+    what: str,
+    describe: Callable[[Claim], Mapping[str, Any] | None],
+    as_json: bool,
+) -> None:
+    """Print one claim with the evidence, and exit as :func:`show_claim` says.
+
+    Args:
+        store: whose claim.
+        rollout_id: under which it stands.
+        what: its key in the document.
+        describe: tells it; None where it is not what was asked for.
+        as_json: one document instead of a table.
+    """
     with ended_by(ClaimsError, ExitCode.FAILED):
         found = _read(store, rollout_id)
+        claim = describe(found) if isinstance(found, Claim) else None
+        if isinstance(found, Claim) and claim is None:
+            found = None
         evidence = _evidence(store, rollout_id, found)
-    claim = _described(found, store) if isinstance(found, Claim) else None
     bad = asdict(found) if isinstance(found, Unreadable) else None
     if as_json:
-        document = {"schema": SCHEMA, "store_id": store.store_id, "claim": claim}
+        document = {"schema": SCHEMA, "store_id": store.store_id, what: claim}
         click.echo(json.dumps({**document, "unreadable": bad, "evidence": evidence}))
     else:
-        lines = _lines({"rollout_id": rollout_id, **(claim or bad or {})}, evidence)
+        lines = _lines(claim or {"rollout_id": rollout_id, **(bad or {})}, evidence)
         print_table(("", ""), [line for line in lines if line[1] is not None])
     if isinstance(found, Unreadable):
         name_each([found])
         sys.exit(ExitCode.DAMAGE_FOUND)
     if found is None:
-        click.echo(f"rollout-router: rollout {rollout_id} has no claim in {state_dir}", err=True)
+        nothing = "rollout {} has no claim" if what == "claim" else "there is no session {}"
+        said = f"{nothing.format(rollout_id)} in {store.state_dir}"
+        click.echo(f"rollout-router: {said}", err=True)
         sys.exit(ExitCode.FAILED)
 
 

@@ -17,7 +17,9 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "claims": "Inspect, free and verify the claims of a store.",
     "demo": "Play rollouts through kills of their owners.",
     "conformance": "Run a real harness with deltas and in full, and compare.",
+    "keys": "Make the secret of the rollout keys, and keys.",
     "serve": "Run the gateway.",
+    "sessions": "Inspect the sessions of a store.",
     "shim": "Run the sandbox side, or write it as one file.",
     "workers": "Inspect the workers of a store.",
 }

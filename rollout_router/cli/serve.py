@@ -12,6 +12,7 @@ import click
 from rollout_router.claims import ClaimsError, FileClaimStore, new_nonce, read_gate
 from rollout_router.cli.flags import ExitCode, default_run_dir, flag, state_dir_flag
 from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
+from rollout_router.routing.key_file import SecretRefused
 from rollout_router.routing.run_dir import private_directory, private_socket_path
 from rollout_router.serve.application import AppNotFound, load_app
 from rollout_router.serve.config import ServeConfig
@@ -97,7 +98,7 @@ def serve(**options: Any) -> None:
         _check(config)
     except (AppNotFound, OSError, ValueError) as error:
         _end(error, ExitCode.USAGE)
-    except (ClaimsError, SinkRefused, SinkUnavailable) as error:
+    except (ClaimsError, SecretRefused, SinkRefused, SinkUnavailable) as error:
         _end(error, ExitCode.REFUSED)
     try:
         listener = bind_public(options["host"], options["port"])

@@ -10,12 +10,22 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rollout_router.routing.installation import install
+    from rollout_router.routing.key_file import new_secret, read_secret
     from rollout_router.routing.keys import mint_key
     from rollout_router.routing.making import close_session
     from rollout_router.routing.router import Router
     from rollout_router.routing.settings import SessionSettings, Settings
 
-__all__ = ["Router", "SessionSettings", "Settings", "close_session", "install", "mint_key"]
+__all__ = [
+    "Router",
+    "SessionSettings",
+    "Settings",
+    "close_session",
+    "install",
+    "mint_key",
+    "new_secret",
+    "read_secret",
+]
 
 _HOME: Final[Mapping[str, str]] = {
     "Router": "router",
@@ -24,6 +34,8 @@ _HOME: Final[Mapping[str, str]] = {
     "close_session": "making",
     "install": "installation",
     "mint_key": "keys",
+    "new_secret": "key_file",
+    "read_secret": "key_file",
 }
 
 

@@ -8,6 +8,8 @@ access for it. A gate that cannot be read is closed. A worker may close its own 
 from pathlib import Path
 
 from rollout_router.claims import Gate, read_gate
+from rollout_router.errors import Refusal
+from rollout_router.routing.decision import admission_closed
 
 __all__ = ["Admission"]
 
@@ -25,6 +27,21 @@ class Admission:
     def gate(self) -> Gate:
         """What decides now."""
         return self._own or self._shared
+
+    def check(self, rollout_id: str, *, claim_epoch: int | None = None) -> None:
+        """Look at the gate.
+
+        Raises:
+            Refusal: it is closed.
+        """
+        if not (gate := self.gate).open:
+            closed = admission_closed(gate)
+            raise Refusal(
+                closed.code,
+                f"rollout {rollout_id}: {closed.message}",
+                rollout_id=rollout_id,
+                claim_epoch=claim_epoch,
+            )
 
     def refresh(self) -> None:
         """Read the gate again. Blocks for one small read: call it in a thread."""

@@ -193,7 +193,7 @@ def after_connect_failure(
         gate: admission here: a taker would be the owner, and a closed gate claims nothing (R6).
         reason: the evidence, for people.
     """
-    if now is None or (now.claim_epoch, now.owner) != (before.claim_epoch, before.owner):
+    if now is None or not before.same_grant(now):  # a leaver's session is lost under its epoch
         return Reread()
     match verdict:
         case Verdict.DEAD if before.kind == "session":

@@ -2,14 +2,15 @@
 """Which rollout or session a request names: path, header, session (R7). Pure.
 
 Ids are read from the raw path, so that a percent sign breaks the pattern instead of hiding
-another spelling of the same id.
+another spelling of the same id. A path that names a rollout only once it is decoded, as an
+application may read it, names it by an invalid id.
 """
 
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Final
-from urllib.parse import quote
+from urllib.parse import quote, unquote_to_bytes
 
 from rollout_router.asgi import Scope
 from rollout_router.claims.record import Kind
@@ -80,6 +81,8 @@ def _rollout(
     match = _PATH.match(raw_path)
     if match:
         return _checked(match.group(1))
+    if b"%" in raw_path and _PATH.match(unquote_to_bytes(raw_path)):
+        return InvalidIdentity(raw_path.decode("latin-1"))
     named = {value for key, value in headers if key.lower() == header}
     if not named:
         return None

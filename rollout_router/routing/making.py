@@ -2,7 +2,7 @@
 """Answers of the application that name a session: it is owned here before their head leaves (R3).
 
 Whoever learns the id of a session may come back through any worker, so the claim must stand first.
-An answer whose session cannot be claimed never leaves: a 503 takes its place. Its call ran.
+An answer whose session cannot be claimed never leaves: a 502 takes its place. Its call ran.
 """
 
 from collections.abc import Callable
@@ -70,9 +70,9 @@ class AnswerWatch:
         try:
             held = await self._held(name)
         except ClaimsError as error:
-            self.refusal = _refused("claim_store_unavailable", name, str(error))
+            self.refusal = _refused(name, str(error))
         except Refusal as refusal:
-            self.refusal = _refused(refusal.code, name, refusal.message)
+            self.refusal = _refused(name, refusal.message)
         else:
             self.claim = held.grant.claim
 
@@ -82,16 +82,19 @@ class AnswerWatch:
             raise Refusal("draining", "this process runs no worker")
         await worker.ownership.wait_settled(name)
         held = worker.ownership.begin_held(name)
+        is_new = held is None
         if held is None:
-            gate = worker.admission.gate
-            if not gate.open:
-                raise Refusal("admission_closed", f"admission was closed by {gate.by}: {gate.why}")
+            worker.admission.check(name)
             taken = await worker.ownership.acquire(name, kind="session")
             if not isinstance(taken, Held):
                 raise Refusal("claim_store_unavailable", f"it {_standing(taken.current)}")
             held = taken
-        worker.ownership.made(held)
-        worker.ownership.end(held)
+        try:
+            if is_new:  # whoever closed the gate meanwhile was told that nothing is in hand
+                worker.admission.check(name)
+            worker.ownership.made(held)
+        finally:
+            worker.ownership.end(held)
         return held
 
 
@@ -112,9 +115,9 @@ def _standing(claim: Claim | None) -> str:
     return f"{whose} worker {claim.owner.nonce}"
 
 
-def _refused(code: str, name: str, why: str) -> Refusal:
+def _refused(name: str, why: str) -> Refusal:
     return Refusal(
-        code,
+        "session_refused",
         f"{name}, which the application named in its answer, cannot be owned here: {why};"
         " the call ran, nothing of its answer was sent",
         rollout_id=name,

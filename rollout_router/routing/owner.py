@@ -25,9 +25,9 @@ from rollout_router.metrics import FENCED
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
 from rollout_router.routing.completion import Completion
-from rollout_router.routing.decision import admission_closed
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.headers import Headers
+from rollout_router.routing.keys import KEY_HEADERS
 from rollout_router.routing.making import CLOSE_KEY, AnswerWatch
 from rollout_router.routing.ownership import Held
 from rollout_router.routing.worker import Worker
@@ -62,14 +62,8 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     keeps = settings.history_delta and not worker.ownership.leaving
     headers: Headers = list(exchange.scope["headers"])
     body = await client.read_body(bytes_max=settings.body_bytes_max, claim=claim)
-    if not (gate := worker.admission.gate).open:  # it was closed while the body came (R6)
-        closed = admission_closed(gate)
-        raise Refusal(
-            closed.code,
-            f"rollout {claim.rollout_id}: {closed.message}",
-            rollout_id=claim.rollout_id,
-            claim_epoch=claim.claim_epoch,
-        )
+    # It may have been closed while the body came (R6).
+    worker.admission.check(claim.rollout_id, claim_epoch=claim.claim_epoch)
     digest = ""
     if is_frame(headers):
         frame, body = await _rebuilt(body, held.call, exchange, settings.body_bytes_max)
@@ -90,7 +84,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         )
     headers = wire.without_ours(headers)
     if settings.rollout_keys is not None and exchange.kind == "rollout":
-        headers = wire.without(headers, b"authorization")  # the key is for us alone
+        headers = wire.without(headers, *KEY_HEADERS)  # the key is for us alone
     scope = {**exchange.scope, "headers": headers, CALL_KEY: call}
     watch = None
     if exchange.kind == "session" and worker.sessions is not None:

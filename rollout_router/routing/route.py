@@ -214,7 +214,7 @@ class _Route:
         hop = Hop(
             worker.hops,
             self._exchange,
-            identity=worker.settings.rollout_header.lower().encode("latin-1"),
+            identity=worker.settings.header_of(self._exchange.kind),
             timeout_s=worker.settings.owner_timeout_s,
         )
         watch = partial(worker.watch_life, target.owner)

@@ -24,7 +24,7 @@ from rollout_router.routing.guard import guarded
 from rollout_router.routing.headers import Headers
 from rollout_router.routing.hop_scope import HOP_KEY, completed
 from rollout_router.routing.identity import InvalidIdentity, Rollout, identify, path_within
-from rollout_router.routing.keys import key_matches
+from rollout_router.routing.keys import KEY_HEADERS, key_matches
 from rollout_router.routing.lifespan import run_lifespan
 from rollout_router.routing.making import AnswerWatch
 from rollout_router.routing.route import route
@@ -135,7 +135,8 @@ class Router:
         """What is wrong with a request before it has anything to do with a claim."""
         rollout_id = found.rollout_id if isinstance(found, Rollout) else None
         secret = self.settings.rollout_keys
-        if isinstance(found, InvalidIdentity) and self.settings.refuse_invalid_ids:
+        # With keys, an id that we cannot read may be one that the application can.
+        if isinstance(found, InvalidIdentity) and (self.settings.refuse_invalid_ids or secret):
             return Refusal(
                 "rollout_id_invalid",
                 f"{found.text!r} is no rollout id: letters, digits, '.', '_' and '-', beginning"
@@ -145,11 +146,11 @@ class Router:
             isinstance(found, Rollout)
             and found.kind == "rollout"  # the id of a session is its own key
             and secret is not None
-            and not key_matches(secret, found.rollout_id, wire.first(headers, b"authorization"))
+            and not key_matches(secret, found.rollout_id, headers)
         ):
             return Refusal(
                 "rollout_token_invalid",
-                f"the bearer key is not the key of rollout {rollout_id}",
+                f"the API key of this call is not the key of rollout {rollout_id}",
                 rollout_id=rollout_id,
             )
         if is_frame(headers) and (rollout_id is None or not self.settings.history_delta):
@@ -177,7 +178,7 @@ class Router:
 
         headers = wire.without_ours(scope["headers"])
         if self.settings.rollout_keys is not None:
-            headers = wire.without(headers, b"authorization")  # the key is for us alone
+            headers = wire.without(headers, *KEY_HEADERS)  # the key is for us alone
         await self.app({**scope, "headers": headers, CALL_KEY: call}, receive, send_without_ours)
 
     async def _routed(self, found: Rollout, scope: Scope, receive: Receive, send: Send) -> None:
@@ -214,16 +215,19 @@ class Router:
 
     async def _websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A websocket of a rollout is refused with 426, after which clients fall back to POST."""
-        if not self.settings.routes or not isinstance(self._identify(scope), Rollout):
+        found, keyed = self._identify(scope), self.settings.rollout_keys is not None
+        refusal = self._refusal_of(found, scope["headers"]) if keyed else None
+        status = UPGRADE_REQUIRED if refusal is None else refusal.status
+        if refusal is None and not (self.settings.routes and isinstance(found, Rollout)):
+            if keyed and isinstance(found, Rollout):
+                scope = {**scope, "headers": wire.without(scope["headers"], *KEY_HEADERS)}
             await self.app(scope, receive, send)
             return
         await receive()
         if "websocket.http.response" not in scope.get("extensions", {}):
             await send({"type": "websocket.close"})
             return
-        await send(
-            {"type": "websocket.http.response.start", "status": UPGRADE_REQUIRED, "headers": []}
-        )
+        await send({"type": "websocket.http.response.start", "status": status, "headers": []})
         await send({"type": "websocket.http.response.body", "body": b""})
 
 

@@ -87,8 +87,10 @@ async def _taken_again(worker: Worker, rollout_id: str) -> Held | None:
     Without it every forwarder would be sent away from a claim that nobody else can take.
     """
     claim = worker.store.read(rollout_id)
-    if claim is None or claim.owner.nonce != worker.id or not worker.admission.gate.open:
+    if claim is None or claim.owner.nonce != worker.id:
         return None
+    # Said here: a 421 would make the forwarder come back in vain.
+    worker.admission.check(rollout_id, claim_epoch=claim.claim_epoch)
     taken = await worker.ownership.acquire(rollout_id)
     return taken if isinstance(taken, Held) else None
 

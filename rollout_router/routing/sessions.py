@@ -15,7 +15,7 @@ from typing import Final
 from rollout_router.claims import valid_rollout_id
 from rollout_router.routing.settings import SessionSettings
 
-__all__ = ["PREFIX", "SessionNames"]
+__all__ = ["PREFIX", "SessionNames", "session_name"]
 
 PREFIX: Final = "session."
 _NAME_LENGTH_MAX: Final = 200  # of a rollout id, whose place the name takes in a claim
@@ -65,16 +65,21 @@ class SessionNames:
         if not text:
             return None
         try:
-            stable = text if self._stable_id is None else self._stable_id(text)
-            digest = hashlib.sha256(stable.encode()).hexdigest()
+            return session_name(text if self._stable_id is None else self._stable_id(text))
         except ValueError:  # as stable_id says that this names no session
             return None
-        name = PREFIX + stable
-        return (
-            name
-            if valid_rollout_id(stable) and len(name) <= _NAME_LENGTH_MAX
-            else f"{PREFIX}.{digest}"
-        )
+
+
+def session_name(stable_id: str) -> str:
+    """The name that a session is claimed by.
+
+    Raises:
+        ValueError: the id cannot be encoded.
+    """
+    digest = hashlib.sha256(stable_id.encode()).hexdigest()
+    name = PREFIX + stable_id
+    fits = valid_rollout_id(stable_id) and len(name) <= _NAME_LENGTH_MAX
+    return name if fits else f"{PREFIX}.{digest}"
 
 
 def _values(headers: _Headers, name: bytes) -> list[bytes]:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, get_args
 
+from rollout_router.claims.record import Kind
 from rollout_router.history import Bounds
 
 __all__ = ["TOMBSTONE_S", "Placement", "SessionSettings", "Settings"]
@@ -98,10 +99,12 @@ class Settings:
     """Own stateful sessions too, where identified requests are routed; None: there are none."""
 
     refuse_invalid_ids: bool = False
-    """True: an id outside the pattern is 400. False: such a request is passed on untouched."""
+    """True: an id outside the pattern is 400. False: such a request is passed on untouched, unless
+    there are rollout keys."""
 
-    rollout_keys: bytes | None = None
-    """The secret of the rollout keys; None switches the check off."""
+    rollout_keys: bytes | None = field(default=None, repr=False)
+    """The secret of the rollout keys; None switches the check off. With it, an id outside the
+    pattern is 400 too: what it would open cannot be known."""
 
     allow_network_fs: bool = False
     """Accept a store on a network file system: every worker on one host and one mount."""
@@ -155,6 +158,12 @@ class Settings:
             value = getattr(self, name)
             if value is not None and value <= 0:
                 raise ValueError(f"{name} must be positive, got {value}")
+
+    def header_of(self, kind: Kind) -> bytes:
+        """The header that may name a rollout or a session, in lower case."""
+        session = self.sessions.header if self.sessions is not None else None
+        name = session if kind == "session" and session is not None else self.rollout_header
+        return name.lower().encode("latin-1")
 
     @property
     def routes(self) -> bool:

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from rollout_router.history import Bounds
 from rollout_router.routing import SessionSettings, Settings
+from rollout_router.routing.key_file import read_secret
 from rollout_router.routing.settings import Placement
 
 __all__ = ["ServeConfig"]
@@ -40,16 +41,12 @@ class ServeConfig:
         """The router's part of it.
 
         Raises:
-            ValueError: a value makes no sense. OSError: the file of rollout keys cannot be read.
+            ValueError: a value makes no sense.
+            OSError, SecretRefused: the file of rollout keys cannot or may not be read.
         """
         keys = None
         if self.rollout_keys_file is not None:
-            keys = Path(self.rollout_keys_file).read_bytes().strip()
-            if len(keys) < 16:  # noqa: PLR2004 - 128 bits: below that a key can be guessed
-                raise ValueError(
-                    f"{self.rollout_keys_file} holds {len(keys)} bytes of secret; at least 16 are"
-                    " needed, for example from: openssl rand -hex 32"
-                )
+            keys = read_secret(Path(self.rollout_keys_file))
         sessions = None
         if self.session_cookie is not None or self.session_header is not None:
             sessions = SessionSettings(cookie=self.session_cookie, header=self.session_header)

@@ -24,7 +24,10 @@ from rollout_router.claims.record import encode_claim, stripe_of
 BODY = body_of(conversation(2))
 MANY = 100_000
 MEMORY = Path("/dev/shm")  # noqa: S108 - a test makes a private directory in it
-READING = ["claims list", "claims show r1", "claims reap", "claims verify", "workers list"]
+READING = [
+    *("claims list", "claims show r1", "claims reap", "claims verify"),
+    *("sessions list", "workers list"),
+]
 
 
 def command(state_dir: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

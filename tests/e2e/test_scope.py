@@ -1,16 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """A forwarded request looks to the application like a local one: workers behave as one (R1, R5)."""
 
-import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
-from support.gateway import Gateway, import_path
+from support.gateway import Gateway
+from support.stock import stock_uvicorn
 
 CALLS = 12
 
@@ -41,34 +39,8 @@ def test_r5_serve_gives_an_application_the_same_scope_over_the_hop(folder: Path)
 @pytest.fixture
 def uvicorn_url(folder: Path) -> Iterator[str]:
     """The installed application behind a stock uvicorn with two workers and a root path."""
-    environment = {
-        **os.environ,
-        "PYTHONPATH": import_path(),
-        "TEST_STATE_DIR": str(folder / "state"),
-        "TEST_RUN_DIR": str(folder / "run"),
-    }
-    process = subprocess.Popen(
-        [
-            *(sys.executable, "-m", "uvicorn", "support.scope_app:app", "--port", "0"),
-            *("--workers", "2", "--root-path", "/api"),
-        ],
-        env=environment,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stderr is not None
-    url, ready = "", 0
-    with process.stderr as lines:
-        for line in lines:
-            if "running on" in line:
-                url = line.split("running on ")[1].split()[0]
-            ready += "Application startup complete" in line
-            if ready == 2:
-                break
+    with stock_uvicorn("support.scope_app:app", folder, "--root-path", "/api") as url:
         yield url
-        process.terminate()
-        lines.read()
-    process.wait(30)
 
 
 def test_r5_install_gives_every_layer_the_same_scope_over_the_hop(uvicorn_url: str) -> None:

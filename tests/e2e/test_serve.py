@@ -82,6 +82,48 @@ def test_the_ready_file_names_every_worker(shared: Gateway) -> None:
     assert stat.S_IMODE((shared.folder / "run").stat().st_mode) == 0o700
 
 
+def test_nothing_of_a_service_is_open_to_other_users(shared: Gateway) -> None:
+    shared.post("open", BODY)
+    for root in (shared.state_dir, shared.folder / "run", shared.capture_dir):
+        for path in (root, *root.rglob("*")):
+            status = path.lstat()
+            mode = 0o700 if stat.S_ISDIR(status.st_mode) else 0o600
+            assert (stat.S_IMODE(status.st_mode), status.st_uid) == (mode, os.geteuid()), path
+
+
+PYTHON = shutil.which("python3", path=os.defpath)  # not ours, which others may not be let near
+CONNECT = "import socket, sys; socket.socket(socket.AF_UNIX).connect(sys.argv[1])"
+
+
+@pytest.mark.skipif(
+    os.geteuid() != 0 or None in (shutil.which("setpriv"), PYTHON),
+    reason="becoming another user needs root, setpriv and a python3 of the system",
+)
+def test_another_user_cannot_connect_to_a_worker(shared: Gateway) -> None:
+    as_nobody = ("setpriv", "--reuid=65534", "--regid=65534", "--clear-groups")
+    run, private = shared.folder / "run", shared.ready["workers"][0]["socket"]
+
+    def connects(*prefix: str) -> "subprocess.CompletedProcess[str]":
+        return subprocess.run(
+            [*prefix, str(PYTHON), "-c", CONNECT, private],
+            check=False,
+            capture_output=True,
+            text=True,
+        )
+
+    assert connects().returncode == 0, "the owner can, so that the others' refusal means something"
+    shared.folder.chmod(0o755)  # else the test's own directory keeps them out
+    try:
+        by_directory = connects(*as_nobody)
+        run.chmod(0o755)
+        by_socket = connects(*as_nobody)
+    finally:
+        run.chmod(0o700)
+        shared.folder.chmod(0o700)
+    for refused in (by_directory, by_socket):
+        assert "PermissionError" in refused.stderr
+
+
 def test_a_killed_worker_is_replaced(gateway: Gateway) -> None:
     victim = gateway.ready["workers"][0]
     gateway.kill_worker(victim["id"])
@@ -265,15 +307,6 @@ def test_c5_an_unreadable_claim_is_named_and_fails_closed_alone(gateway: Gateway
     assert answer.status_code == 503
     assert answer.json()["error"]["code"] == "claim_store_unavailable"
     assert gateway.post("whole", BODY).status_code == 200
-
-
-def test_rollout_keys_are_asked_for(serve: Callable[..., Gateway], folder: Path) -> None:
-    secret = folder / "secret"
-    secret.write_text("0123456789abcdef0123456789abcdef")
-    gateway = serve("--rollout-keys", str(secret))
-    answer = gateway.post("r", BODY, headers={"authorization": "Bearer wrong"})
-    assert answer.status_code == 401
-    assert answer.json()["error"]["code"] == "rollout_token_invalid"
 
 
 def _serve(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":

@@ -2,10 +2,16 @@
 """Stateful sessions of a real service: they stay with their owner, or they are lost (R3)."""
 
 import concurrent.futures
+import json
+import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import httpx
-from support.gateway import Gateway
+from support.gateway import COMMAND, Gateway, connections, kill_and_wait, stopped, wait_until
+from support.stock import stock_uvicorn
+
+from rollout_router.claims import Claim, FileClaimStore
 
 FLAGS = ("--app", "support.session_app:app", "--session-cookie", "sid")
 CALLS = 24
@@ -112,3 +118,104 @@ def test_r3_an_id_that_no_application_made_is_the_applications_to_refuse(
     assert {answer.status_code for answer in answers} == {404}
     assert gateway.stop() == 0  # waits for the releases
     assert gateway.claims() == {}
+
+
+def command(gateway: Gateway, *arguments: str) -> str:
+    done = subprocess.run(
+        [COMMAND, *arguments, "--state-dir", str(gateway.state_dir)],
+        check=True,
+        capture_output=True,
+        text=True,
+    )
+    return done.stdout
+
+
+def claim_of(gateway: Gateway, session: str) -> Claim:
+    claim = FileClaimStore.inspect(gateway.state_dir).read(f"session.{session}")
+    assert claim is not None
+    return claim
+
+
+def test_r3_however_a_session_was_lost_it_is_410_with_its_reason_until_it_is_forgotten(
+    serve: Callable[..., Gateway],
+) -> None:
+    gateway = serve(*FLAGS, "--sweep-seconds", "0.1")
+    reasons = {}
+
+    drained, _ = open_session(gateway)
+    command(gateway, "workers", "drain", claim_of(gateway, drained).owner.nonce, "--wait", "60")
+    reasons[drained] = "the worker that owned it left"
+    assert_lost(call(gateway, drained), reasons[drained])
+
+    swept, pid = open_session(gateway)
+    kill_and_wait(pid)
+    wait_until(lambda: claim_of(gateway, swept).state == "lost", "another worker swept it")
+    reasons[swept] = "the worker that owned it died"
+    assert_lost(call(gateway, swept), reasons[swept])
+    assert [line for line in gateway.log if "swept" in line and "1 lost sessions" in line]
+
+    forced, _ = open_session(gateway)
+    epoch = str(claim_of(gateway, forced).claim_epoch)
+    named = (f"session.{forced}", "--expect-epoch", epoch)
+    command(gateway, "claims", "force", *named, "--reason", "stuck in a tool", "--yes")
+    reasons[forced] = "stuck in a tool"
+    assert_lost(call(gateway, forced), reasons[forced])
+
+    killed, _ = open_session(gateway)
+    gateway.kill_all()
+    reaped = json.loads(command(gateway, "claims", "reap", "--yes", "--json"))
+    reasons[killed] = "the worker that owned it died"
+    assert reaped["lost"] == [f"session.{killed}"]
+
+    rows = json.loads(command(gateway, "sessions", "list", "--json"))["sessions"]
+    assert {row["name"]: row["lost_because"] for row in rows} == {
+        f"session.{session}": reason for session, reason in reasons.items()
+    }
+    after = serve(*FLAGS, state=gateway.folder)
+    for session, reason in reasons.items():
+        for _ in range(2):
+            assert_lost(call(after, session), reason)
+
+    command(after, "claims", "reap", "--tombstones-older-than", "0s", "--yes")
+    assert {call(after, session).status_code for session in reasons} == {404}
+
+
+def test_c3_the_session_of_a_stopped_owner_waits_for_it_and_is_not_lost(
+    serve: Callable[..., Gateway],
+) -> None:
+    gateway = serve(*FLAGS, "--sweep-seconds", "0.1")
+    session, pid = open_session(gateway)
+    private = gateway.json("sessions", "show", session)["session"]["socket"]
+    with concurrent.futures.ThreadPoolExecutor(1) as threads:
+        with stopped(pid):
+            before = connections(private)
+            asked = threads.submit(call, gateway, session)
+            wait_until(lambda: connections(private) > before, "the call was forwarded")
+            assert claim_of(gateway, session).state == "owned"
+            assert not asked.done()
+        answer = asked.result()
+
+    assert (answer.status_code, answer.json()) == (200, {"pid": pid, "calls": 1})
+
+
+def test_r3_installed_behind_another_server_a_session_of_a_dead_worker_is_410_too(
+    folder: Path,
+) -> None:
+    def ask(url: str, path: str, session: str | None = None) -> httpx.Response:
+        cookies = {} if session is None else {"sid": session}
+        with httpx.Client(base_url=url, cookies=cookies, trust_env=False, timeout=30) as client:
+            return client.post(path)
+
+    with stock_uvicorn("support.session_app:installed", folder) as url:
+        made = ask(url, "/open")
+        session, pid = made.cookies["sid"], made.json()["pid"]
+        answers = [ask(url, "/count", session) for _ in range(8)]
+        assert {answer.json()["pid"] for answer in answers} == {pid}
+        kill_and_wait(pid)
+        for _ in range(4):
+            assert_lost(ask(url, "/count", session), "the worker that owned it died")
+        left = ask(url, "/open").cookies["sid"]
+
+    store = FileClaimStore.inspect(folder / "state")
+    tombstones = [store.read(f"session.{lost}") for lost in (session, left)]
+    assert [claim.state for claim in tombstones if claim] == ["lost", "lost"]

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """An application with sessions in memory: a cookie names one, and its calls are counted.
 
-Served by ``rollout-router serve --app support.session_app:app --session-cookie sid``.
+Served by ``rollout-router serve --app support.session_app:app --session-cookie sid``; ``installed``
+is for any other server.
 ``/open`` makes a session, ``/close`` ends one, every other path counts a call of one.
 """
 
 import json
 import os
 import uuid
+from pathlib import Path
 
-from rollout_router import close_session
-from rollout_router.asgi import Receive, Scope, Send
+from rollout_router import SessionSettings, Settings, close_session, install
+from rollout_router.asgi import App, Receive, Scope, Send
 
-__all__ = ["app"]
+__all__ = ["app", "installed"]
 
 _calls: dict[str, int] = {}
 
@@ -46,3 +48,16 @@ def _cookie(scope: Scope) -> str:
         if key == b"cookie":
             return str(value.decode().removeprefix("sid="))
     return ""
+
+
+installed: App = app
+if "TEST_STATE_DIR" in os.environ:
+    installed = install(
+        app,
+        Settings(
+            state_dir=Path(os.environ["TEST_STATE_DIR"]),
+            run_dir=Path(os.environ["TEST_RUN_DIR"]),
+            route_always=True,
+            sessions=SessionSettings(cookie="sid"),
+        ),
+    )

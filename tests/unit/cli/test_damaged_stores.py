@@ -36,6 +36,8 @@ COMMANDS = [
     "claims verify --json",
     "workers list",
     "workers list --json",
+    "sessions list --json",
+    "sessions show s --json",
     "admission status",
     "admission status --json",
     "claims reap --owner-missing {gone} --json --yes",

@@ -2,7 +2,10 @@
 """What an operator can do to a store while no worker runs (C1, C2, C3, R6)."""
 
 import json
+import re
 import socket
+import subprocess
+import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -185,6 +188,17 @@ def test_r6_a_reason_that_is_too_long_is_an_error_of_usage(store: FileClaimStore
     assert f"at most {WHY_LENGTH_MAX} characters" in done.stderr
     assert "Traceback" not in done.stderr
     assert read_gate(store.state_dir).open
+
+
+def test_r6_the_page_closes_and_opens_the_gate_from_code(folder: Path) -> None:
+    page = Path(__file__).parents[3] / "docs" / "cli.md"
+    (example,) = re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+    FileClaimStore.open(folder / "claims", service="model")
+
+    subprocess.run([sys.executable, "-c", example], cwd=folder, check=True)
+
+    gate = read_gate(folder / "claims")
+    assert (gate.open, gate.by) == (True, "nightly")
 
 
 def test_admission_without_a_store_is_refused(folder: Path) -> None:

@@ -3,7 +3,11 @@
 
 from pathlib import Path
 
-from rollout_router.claims import Gate, write_gate
+import pytest
+from support.routing import Application, Rig
+
+from rollout_router.claims import Gate, read_gate, write_gate
+from rollout_router.routing import admission as module
 from rollout_router.routing.admission import Admission
 
 
@@ -32,3 +36,19 @@ def test_r6_a_gate_that_cannot_be_read_is_closed(tmp_path: Path) -> None:
     (tmp_path / "gate").write_bytes(b"open")
 
     assert not Admission(tmp_path).gate.open
+
+
+async def test_r6_a_worker_reads_the_gate_once_others_can_find_it(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else one who closes the gate in between would miss it, and it would not see the gate."""
+    found: list[int] = []
+
+    def read(state_dir: Path) -> Gate:
+        found.append(len(list((rig.state_dir / "owners").iterdir())))
+        return read_gate(state_dir)
+
+    monkeypatch.setattr(module, "read_gate", read)
+    await rig.start(Application())
+
+    assert found[0] == 1

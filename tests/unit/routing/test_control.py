@@ -10,7 +10,7 @@ import pytest
 from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router import operate
-from rollout_router.claims import Gate, write_gate
+from rollout_router.claims import Gate, read_gate, write_gate
 from rollout_router.operate import Blocker, WorkerSilent
 
 close = partial(operate.close_admission, by="ada", why="a checkpoint")
@@ -86,6 +86,47 @@ async def test_r6_a_silent_worker_is_a_blocker_and_a_dead_one_is_not(rig: Rig) -
 
     assert (blocker.worker_id, blocker.rollout_id) == (silent.life.owner.nonce, None)
     assert "no answer" in blocker.why
+
+
+def said(body: bytes, *, status: bytes = b"200 OK") -> bytes:
+    return b"HTTP/1.1 %b\r\ncontent-length: %d\r\n\r\n%b" % (status, len(body), body)
+
+
+@pytest.mark.parametrize(
+    ("answered", "why"),
+    [
+        (b"", "gave no answer"),
+        (b"rubbish\r\n\r\n", "gave no answer"),
+        (said(b"{}", status=b"503 Service Unavailable"), "answered 503"),
+        (said(b"[]"), "answered 200"),
+        (said(b"rubbish"), "gave no answer"),
+        (said(b"{}"), "cannot be understood"),
+        (said(b'{"gate": {"open": false}, "in_flight": [1]}'), "cannot be understood"),
+        (None, "timed out"),
+    ],
+)
+async def test_r6_a_worker_that_does_not_say_that_it_read_the_gate_is_a_blocker(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, answered: bytes | None, why: str
+) -> None:
+    if answered is None:
+        monkeypatch.setattr(operate, "ACKNOWLEDGE_S", 0.1)
+    owner = rig.owner(None)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await owner.request(reader)
+        if answered is None:
+            await reader.read()  # until whoever asked has had enough
+        else:
+            writer.write(answered)
+            await writer.drain()
+
+    await owner.listen(serve)
+
+    (blocker,) = await asyncio.to_thread(close, rig.state_dir)
+
+    assert (blocker.worker_id, blocker.rollout_id) == (owner.life.owner.nonce, None)
+    assert why in blocker.why
+    assert not read_gate(rig.state_dir).open
 
 
 async def test_r6_a_worker_whose_owner_file_is_unreadable_is_a_blocker(rig: Rig) -> None:

@@ -276,6 +276,19 @@ async def test_r6_a_gate_that_closes_later_keeps_the_claim_but_nothing_new(rig: 
     assert len(app.calls) == 1
 
 
+async def test_r6_the_gate_stands_before_the_base(rig: Rig) -> None:
+    app = Application()
+    router, worker = await rig.start(app)
+    await full(FIRST).ask(router)
+    worker.admission.close_own(by="ada", why="upkeep")
+
+    held, missing = await delta(FIRST, SECOND).ask(router), await delta(SECOND, FIRST).ask(router)
+
+    assert [(one.status, one.mark, one.reads) for one in (held, missing)] == [(503, b"none", 0)] * 2
+    assert worker.history.statistics().bases == 1
+    assert len(app.calls) == 1
+
+
 async def test_r6_a_gate_that_closes_while_the_body_comes_keeps_and_runs_nothing(rig: Rig) -> None:
     app = Application()
     router, worker = await rig.start(app)

@@ -126,6 +126,28 @@ async def test_r6_a_closed_gate_of_the_forwarder_forwards(rig: Rig) -> None:
     assert len(app.calls) == 2
 
 
+@pytest.mark.parametrize("body", [b"short", LONG])
+async def test_r6_an_open_gate_of_the_forwarder_lets_nothing_in_that_the_owner_refuses(
+    rig: Rig, body: bytes
+) -> None:
+    app, idle = Application(), Application()
+    owner_router, owner = await rig.start(app)
+    other, forwarder = await rig.start(idle)
+    first = await Client().ask(owner_router)
+    owner.admission.close_own(by="ada", why="upkeep")
+
+    client = Client(None, headers=[(b"rollout-history", b"keep")])
+    client.write(body, more=body is LONG)  # the rest of a long one is never asked for
+    await client.ask(other)
+
+    assert forwarder.admission.gate.open
+    assert (client.status, client.mark, client.epoch) == (503, b"none", first.epoch)
+    assert b'"admission_closed"' in client.content
+    assert client.value(b"retry-after") == b"1"
+    assert (len(app.calls), len(idle.calls)) == (1, 0)
+    assert owner.history.statistics().bases == 0
+
+
 async def test_c3_a_dead_owner_is_replaced_under_a_higher_epoch(rig: Rig) -> None:
     dead, app = Application(), Application()
     owner_router, owner = await rig.start(dead)

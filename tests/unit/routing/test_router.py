@@ -368,6 +368,24 @@ async def test_c2_a_claim_that_memory_lost_is_taken_again_higher_for_a_hop(rig: 
     assert len(app.calls) == 1
 
 
+async def test_r6_a_claim_that_memory_lost_is_not_taken_again_behind_a_closed_gate(
+    rig: Rig,
+) -> None:
+    app = Application()
+    _, worker = await rig.start(app)
+    router, _ = await rig.start(Application())
+    lost = rig.store.take("r1", worker.life.owner)
+    assert isinstance(lost, Grant)
+    worker.admission.close_own(by="ada", why="upkeep")
+
+    client = await Client().ask(router)
+
+    assert (client.status, client.epoch) == (503, lost.claim.claim_epoch)
+    assert b'"admission_closed"' in client.content
+    assert rig.claim() == lost.claim
+    assert app.calls == []
+
+
 @pytest.mark.parametrize("shift", [-1, 1])
 async def test_r5_a_hop_under_another_epoch_is_refused_before_its_body_is_read(
     rig: Rig, shift: int

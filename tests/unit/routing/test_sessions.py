@@ -3,6 +3,7 @@
 
 import asyncio
 import hashlib
+import re
 from collections.abc import Iterable
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
@@ -314,11 +315,13 @@ def site(rig: Rig) -> Site:
     return Site(rig)
 
 
-def code(client: Client) -> tuple[int, bool]:
-    return client.status, b'"session_owner_lost"' in client.content
+def code(client: Client) -> tuple[int, str | None]:
+    """The status of an answer, and the code of a refusal."""
+    found = re.search(rb'"code": ?"([a-z_]+)"', client.content)
+    return client.status, found and found.group(1).decode()
 
 
-GONE = (410, True)
+GONE = (410, "session_owner_lost")
 
 
 async def test_r3_a_session_is_claimed_before_the_answer_that_names_it_leaves(
@@ -359,6 +362,24 @@ async def test_r3_a_session_is_served_by_its_owner_wherever_it_arrives(
     assert rig.claim(NAME) == claim
 
 
+async def test_r3_a_session_stays_where_it_is_though_its_cookie_is_signed_anew_each_time(
+    rig: Rig, site: Site
+) -> None:
+    settings = replace(COOKIE, stable_id=lambda text: text.partition(".")[0])
+    router, worker = await site.start(sessions=settings)
+    other, _ = await site.start(sessions=settings)
+    cookie = ""
+
+    for number in range(4):
+        site.app.script = setting(f"abc.{number}")
+        client = await browser(cookie).ask((router, other)[number % 2])
+        assert client.value(b"rollout-worker") == worker.id.encode()
+        cookie = f"abc.{number}"
+
+    assert rig.files_of(worker) == {NAME: client.epoch}
+    assert len(list(rig.store.survey())) == 1
+
+
 @pytest.mark.parametrize("http_version", ["1.0", "1.1"])
 @pytest.mark.parametrize("swallows", [False, True])
 async def test_r3_an_answer_whose_session_cannot_be_claimed_is_replaced(
@@ -379,9 +400,9 @@ async def test_r3_an_answer_whose_session_cannot_be_claimed_is_replaced(
     client = Client(path="/x", http_version=http_version)
     await client.ask(router)
 
-    assert client.status == 503
-    assert b'"claim_store_unavailable"' in client.content
-    assert client.value(b"retry-after") == b"1"
+    assert client.status == 502
+    assert b'"session_refused"' in client.content
+    assert client.value(b"retry-after") is None, "its call ran"
     assert client.value(b"set-cookie") is None
     assert b"fine" not in client.content
     assert worker.ownership.grants == {}
@@ -397,7 +418,7 @@ async def test_r3_a_session_of_another_worker_is_given_to_nobody_else(rig: Rig, 
     site.app.script = setting()
     client = await browser("").ask(other)
 
-    assert client.status == 503
+    assert client.status == 502
     assert f"belongs to worker {claim.owner.nonce}".encode() in client.content
     assert client.value(b"set-cookie") is None
     assert rig.claim(NAME) == claim
@@ -432,8 +453,8 @@ async def test_r3_so_is_an_answer_to_a_call_of_another_session(
     site.app.script = making
     client = await browser(keep=True).ask(router)
 
-    assert client.status == 503
-    assert b'"claim_store_unavailable"' in client.content
+    assert client.status == 502
+    assert b'"session_refused"' in client.content
     assert client.value(b"set-cookie") is None
     assert rig.files_of(worker) == {NAME: claim.claim_epoch}
 
@@ -488,10 +509,9 @@ async def test_r3_at_the_bound_new_sessions_are_refused_and_old_ones_stay(
     site.app.script = setting("second")
     making = await browser("").ask(router)
     offered = await browser("second").ask(router)
-    for client in (making, offered):
-        assert client.status == 503
-        assert b'"overloaded"' in client.content
-        assert client.value(b"retry-after") == b"1"
+    assert code(making) == (502, "session_refused")
+    assert code(offered) == (503, "overloaded"), "nothing ran"
+    assert [client.value(b"retry-after") for client in (making, offered)] == [None, b"1"]
     site.app.script = answer()
     assert (await browser().ask(router)).status == 200
     assert set(rig.files_of(worker)) == {NAME}
@@ -627,7 +647,7 @@ async def test_r3_a_session_of_a_dead_owner_is_410_at_every_worker(rig: Rig, sit
     assert site.app.calls == []
     site.app.script = setting()
     again = await browser("").ask(other)
-    assert again.status == 503, "a lost id is not given out again"
+    assert again.status == 502, "a lost id is not given out again"
     assert b"was lost by worker" in again.content
 
 
@@ -668,9 +688,8 @@ async def test_r3_a_leaver_takes_no_new_session(rig: Rig) -> None:
     router, worker = await site.start()
     worker.ownership.leave()
 
-    for client in (await browser("").ask(router), await browser("offered").ask(router)):
-        assert client.status == 503
-        assert b'"draining"' in client.content
+    assert code(await browser("").ask(router)) == (502, "session_refused")
+    assert code(await browser("offered").ask(router)) == (503, "draining")
     assert worker.ownership.is_clear
 
 
@@ -703,6 +722,22 @@ async def test_r3_a_session_that_was_forced_away_is_410_and_makes_room(
         assert b"the test said so" in client.content
     site.app.script = setting("second")
     assert (await browser("").ask(router)).status == 200
+
+
+@pytest.mark.parametrize("tombstone_s", [0.0, 3600.0])
+async def test_r3_a_sweeper_forgets_a_tombstone_after_its_time_and_not_before(
+    rig: Rig, site: Site, tombstone_s: float
+) -> None:
+    router, worker = await site.start(sessions=replace(COOKIE, tombstone_s=tombstone_s))
+    await site.made(router)
+    rig.force(NAME)
+    worker._sweeping._pass_due_at = 0.0  # as after ten minutes
+
+    swept = await asyncio.to_thread(worker._sweeping.look)
+
+    assert swept is not None
+    assert [claim.rollout_id for claim in swept.forgotten] == [NAME] * (tombstone_s == 0)
+    assert ((await browser().ask(router)).status == 410) is bool(tombstone_s)
 
 
 async def test_r3_after_its_time_a_tombstone_gives_way(rig: Rig, site: Site) -> None:
@@ -769,10 +804,49 @@ async def test_r6_a_closed_gate_claims_no_session(rig: Rig, site: Site) -> None:
     worker.admission.close_own(by=CLOSED.by, why=CLOSED.why)
     site.app.script = setting("second")
 
-    for client in (await browser("").ask(router), await browser("offered").ask(router)):
-        assert client.status == 503
-        assert b'"admission_closed"' in client.content
+    assert code(await browser("").ask(router)) == (502, "session_refused")
+    assert code(await browser("offered").ask(router)) == (503, "admission_closed")
     assert set(rig.files_of(worker)) == {NAME}
+
+
+async def test_r6_a_gate_that_closes_while_a_session_is_claimed_lets_none_of_it_out(
+    rig: Rig, site: Site
+) -> None:
+    """Whoever closed it was told that nothing is in hand: the call that makes it has no claim."""
+    router, worker = await site.start()
+    pause = rig.pause_claims(worker).pause("take")
+    client = browser("")
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        await pause.reached.wait()
+        worker.admission.close_own(by=CLOSED.by, why=CLOSED.why)
+        pause.go()
+    await worker.ownership.wait_settled(NAME)
+
+    assert client.status == 502
+    assert b'"session_refused"' in client.content
+    assert b"the call ran" in client.content
+    assert client.value(b"set-cookie") is None
+    assert rig.store.read(NAME) is None
+    assert worker.ownership.is_clear
+
+
+async def test_r6_behind_a_closed_gate_a_call_in_flight_may_still_name_its_own_session(
+    rig: Rig, site: Site
+) -> None:
+    router, worker = await site.start()
+    claim = await site.made(router)
+
+    async def renewing(call: AppCall) -> None:
+        worker.admission.close_own(by=CLOSED.by, why=CLOSED.why)
+        await setting()(call)
+
+    site.app.script = renewing
+    client = await browser().ask(router)
+
+    assert (client.status, client.value(b"set-cookie")) == (200, b"sid=abc; Path=/")
+    assert rig.claim(NAME) == claim
 
 
 async def test_r7_without_routing_an_answer_with_a_session_passes_untouched(
@@ -808,8 +882,8 @@ async def test_r3_where_no_worker_runs_an_answer_that_makes_a_session_is_replace
 
     client = await browser("").ask(router)
 
-    assert client.status == 503
-    assert b'"draining"' in client.content
+    assert client.status == 502
+    assert b'"session_refused"' in client.content
 
 
 async def test_r3_what_an_application_raises_stays_its_own(rig: Rig) -> None:

@@ -1,0 +1,107 @@
+# SPDX-License-Identifier: Apache-2.0
+"""``rollout-router sessions``: the sessions of a store, the lost ones with reason and time.
+
+They only read. A session that is lost is answered 410 for as long as its tombstone is listed (R3).
+"""
+
+import json
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from rollout_router.claims import Claim, ClaimsError, Unreadable, valid_rollout_id
+from rollout_router.cli.claims_owners import Owners, open_store, row_of
+from rollout_router.cli.claims_show import show
+from rollout_router.cli.claims_view import described, name_each, print_table, progress
+from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
+from rollout_router.routing.sessions import PREFIX, session_name
+
+__all__ = ["sessions"]
+
+_COLUMNS: Final = {
+    "name": "session",
+    "claim_epoch": "claim epoch",
+    "state": "state",
+    "worker_id": "worker",
+    "verdict": "verdict",
+    "claimed_at": "claimed at",
+    "lost_at": "lost at",
+    "lost_because": "because",
+}
+
+
+@click.group()
+def sessions() -> None:
+    """Inspect the sessions of a store."""
+
+
+@sessions.command("list")
+@state_dir_flag()
+@json_flag()
+def list_sessions(*, state_dir: Path, as_json: bool) -> None:
+    """Show who owns which session, and which are lost, since when and why.
+
+    Exit code 3 where a record cannot be read; each is named.
+    """
+    store = open_store(state_dir)
+    owners = Owners(store)
+    found: list[dict[str, Any]] = []
+    unreadable: list[Unreadable] = []
+    with (
+        ended_by(ClaimsError, ExitCode.FAILED),
+        progress("reading claims", store.count_files()) as step,
+    ):
+        for record in store.survey():
+            step()
+            if isinstance(record, Unreadable):
+                unreadable.append(record)
+            elif (row := _row(record, owners)) is not None:
+                found.append(row)
+    found.sort(key=lambda row: str(row["name"]))
+    if as_json:
+        document = {"schema": SCHEMA, "store_id": store.store_id, "sessions": found}
+        click.echo(json.dumps({**document, "unreadable": [described(bad) for bad in unreadable]}))
+    else:
+        print_table(list(_COLUMNS.values()), [[row[name] for name in _COLUMNS] for row in found])
+    name_each(unreadable)
+    sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
+
+
+@sessions.command("show")
+@click.argument("name")
+@state_dir_flag()
+@json_flag()
+def show_session(*, name: str, state_dir: Path, as_json: bool) -> None:
+    """Show one session with the evidence for what is said of its owner.
+
+    NAME is what `sessions list` prints, or the id that the client has. Exit code 1: there is no
+    such session. Exit code 3: its record cannot be read.
+    """
+    if not (name.startswith(PREFIX) and valid_rollout_id(name)):
+        with ended_by(ValueError, ExitCode.USAGE):  # bytes that no encoding has
+            name = session_name(name)
+    store = open_store(state_dir)
+    show(
+        store,
+        name,
+        what="session",
+        describe=lambda claim: _row(claim, Owners(store)),
+        as_json=as_json,
+    )
+
+
+def _row(claim: Claim, owners: Owners) -> dict[str, Any] | None:
+    """A session as every document shows it; None for what is no session."""
+    if claim.kind != "session":
+        return None
+    lost = claim.state == "lost"
+    row = row_of(claim, owners)
+    return {
+        "name": row.pop("rollout_id"),
+        **row,
+        "claimed_at": None if lost else claim.at,
+        "lost_at": claim.at if lost else None,
+        "lost_because": claim.reason or None,
+    }
