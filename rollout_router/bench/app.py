@@ -1,11 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """The application of the benchmark: it reads the body and answers, so that no model is measured."""
 
+from typing import Final
+
 from rollout_router.asgi import Receive, Scope, Send
 
-__all__ = ["app"]
+__all__ = ["ANSWER", "app"]
 
-_ANSWER = b'{"ok":true}'
+ANSWER: Final = b'{"ok":true}'
 
 
 async def app(scope: Scope, receive: Receive, send: Send) -> None:
@@ -19,7 +21,7 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         return  # nobody waits
     headers = [
         (b"content-type", b"application/json"),
-        (b"content-length", str(len(_ANSWER)).encode()),
+        (b"content-length", str(len(ANSWER)).encode()),
     ]
     await send({"type": "http.response.start", "status": 200, "headers": headers})
-    await send({"type": "http.response.body", "body": _ANSWER})
+    await send({"type": "http.response.body", "body": ANSWER})

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router bench``: what turns and claims cost, side by side, as ratios within one run."""
+"""``rollout-router bench``: what turns, claims and the hop cost, as ratios within one run."""
 
 import json
 import logging
@@ -20,6 +20,7 @@ from rollout_router import __version__
 from rollout_router.bench.bodies import TURN_BYTES
 from rollout_router.bench.claims import CLAIM_WARM_UPS, ClaimCosts, choose_places, run_claims
 from rollout_router.bench.connection import BenchFailed
+from rollout_router.bench.hop import HOP_WARM_UPS, HopCosts, run_hop
 from rollout_router.bench.measure import Measured
 from rollout_router.bench.run import APP, WARM_UPS, Sized, run_bench
 from rollout_router.claims import ClaimsError, Host
@@ -59,6 +60,7 @@ class _Results:
     rounds: int
     sizes: list[Sized]
     claims: list[ClaimCosts]
+    hop: HopCosts
     notes: list[str]  # which claims could not be measured, and why
 
     def missed(self) -> list[str]:
@@ -74,7 +76,7 @@ class _Results:
 
 
 @click.command()
-@flag("--only", type=click.Choice(["turns", "claims"]), help="Measure one of the two.")
+@flag("--only", type=click.Choice(["turns", "claims", "hop"]), help="Measure one of the three.")
 @flag("--sizes", type=_Sizes(), default=_SIZES, help="Bytes of history, separated by commas.")
 @flag(
     "--claims",
@@ -86,7 +88,8 @@ class _Results:
     "--rounds",
     type=click.IntRange(1),
     default=100,
-    help=f"Measurements of each stage of a turn; {_CLAIM_ROUNDS} times as many of a claim's.",
+    help="Measurements of each stage of a turn and of the hop; "
+    f"{_CLAIM_ROUNDS} times as many of a claim's.",
 )
 @flag(
     "--work-dir",
@@ -98,7 +101,7 @@ class _Results:
 def bench(
     *, only: str | None, sizes: list[int], claims: int, rounds: int, work_dir: Path, as_json: bool
 ) -> None:
-    """Measure the stages of a turn at several sizes of history, and the operations on claims.
+    """Measure the stages of a turn at several sizes of history, operations on claims, and the hop.
 
     The application only reads the body and answers, so no model is measured. Claims are measured on
     disk and on tmpfs. Exit code 1: the owner's re-check of a claim missed its target, or something
@@ -106,15 +109,18 @@ def bench(
     """
     # That cleaners may sweep the folder does not concern one that lives for minutes.
     logging.getLogger("rollout_router.claims.layout").setLevel(logging.ERROR)
-    turns_wanted, claims_wanted = only != "claims", only != "turns"
+    wanted = {only} if only else {"turns", "claims", "hop"}
     places, notes = (
-        choose_places(work_dir.absolute(), host=Host.here()) if claims_wanted else ([], [])
+        choose_places(work_dir.absolute(), host=Host.here()) if "claims" in wanted else ([], [])
     )
     try:
         results = _Results(
             rounds=rounds,
-            sizes=_turns(work_dir, sizes, rounds) if turns_wanted else [],
+            sizes=_turns(work_dir, sizes, rounds) if "turns" in wanted else [],
             claims=run_claims(places, counts=[1, claims], rounds=rounds * _CLAIM_ROUNDS, say=_say),
+            hop=run_hop(work_dir.absolute(), rounds=rounds, say=_say)
+            if "hop" in wanted
+            else HopCosts(stages=[], cpu=[], notes=[]),
             notes=notes,
         )
     except (BenchFailed, ServiceFailed) as error:
@@ -165,6 +171,11 @@ def _document(results: _Results) -> dict[str, Any]:
             "notes": results.notes,
             "stores": [asdict(costs) for costs in results.claims],
         },
+        "hop": {
+            "rounds": results.rounds,
+            "warm_up_rounds": HOP_WARM_UPS,
+            **asdict(results.hop),
+        },
     }
 
 
@@ -187,7 +198,11 @@ def _print(results: _Results) -> None:
                 f"target {'met' if target.met else 'MISSED'}: {target.stage} costs "
                 f"{target.ratio:.3g} of three plain reads; at most {target.ratio_max:g}"
             )
-    for note in results.notes:
+    for what, stages in (("time", results.hop.stages), ("CPU", results.hop.cpu)):
+        if stages:
+            title = f"the hop: {what} of a call; {results.rounds} rounds"
+            console.print(_table(title, stages, unit="µs", per_ms=1000, digits=1))
+    for note in [*results.notes, *results.hop.notes]:
         console.print(note, markup=False)
     machine = ", ".join(f"{name} {value}" for name, value in _machine().items())
     console.print(f"{machine}; application {APP}", markup=False)

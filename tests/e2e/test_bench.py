@@ -32,6 +32,7 @@ def test_every_stage_of_a_turn_has_a_ratio_to_its_reference_of_the_same_run() ->
     assert document["rounds"] == 2
     assert document["machine"]["cpus"] >= 1
     assert document["claims"]["stores"] == []
+    assert document["hop"]["stages"] == document["hop"]["cpu"] == []
     (sized,) = document["sizes"]
     assert sized["history_bytes"] == 20_000
     assert 0 < sized["frame_bytes"] < sized["body_bytes"]
@@ -70,6 +71,21 @@ def test_the_figures_of_claims_are_printed_for_people() -> None:
     done = run("--only", "claims", "--rounds", "1", "--claims", "2")
     for word in ("median µs", "p99 µs", "claim_take_over", "target", "three plain reads"):
         assert word in done.stdout
+
+
+def test_each_client_of_the_hop_is_compared_with_a_bare_connection() -> None:
+    done = run("--json", "--only", "hop", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["sizes"] == document["claims"]["stores"] == document["claims"]["notes"] == []
+    measured = document["hop"]
+    assert measured["rounds"] == 1
+    assert measured["notes"] == []
+    works = ("5kb", "1mb", "5kb_in_flight")
+    stages = {f"bare_{work}": None for work in works} | {
+        f"{client}_{work}": f"bare_{work}" for client in ("hop", "httpx") for work in works
+    }
+    assert check(measured["stages"]) == check(measured["cpu"]) == stages
 
 
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:

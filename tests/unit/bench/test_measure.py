@@ -3,6 +3,7 @@
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 
@@ -44,6 +45,14 @@ def test_medians_and_ratios_are_those_of_the_rounds_that_count() -> None:
     assert [each.p99_ms for each in found] == pytest.approx([8000, 3000])
     assert found[0].ratio == pytest.approx(3)
     assert found[1].ratio is None
+
+
+def test_the_results_of_several_calls_that_are_timed_together_are_of_one() -> None:
+    clock = Clock()
+    stages = [clock.stage("one", 3), replace(clock.stage("ten", 60, reference="one"), calls=10)]
+    one, ten = run_rounds(stages, rounds=1, warm_ups=0, clock_s=clock.time_s)
+    assert (one.median_ms, ten.median_ms, ten.p99_ms) == pytest.approx((3000, 6000, 6000))
+    assert ten.ratio == pytest.approx(2)
 
 
 def orders(names: str, rounds: int) -> list[str]:
