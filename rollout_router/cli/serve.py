@@ -71,6 +71,11 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="How long a leaving worker leaves idle connections open; longer than clients use them.",
 )
 @flag(
+    "--owner-timeout-seconds",
+    type=click.FloatRange(0, min_open=True),
+    help="How long a forwarded call waits for its owner; if not given, as long as it takes.",
+)
+@flag(
     "--sweep-seconds",
     default=5.0,
     type=click.FloatRange(0, min_open=True),
@@ -138,6 +143,7 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         allow_network_fs=options["allow_network_fs"],
         drain_s=options["drain_seconds"],
         keep_alive_grace_s=options["keep_alive_grace_seconds"],
+        owner_timeout_s=options["owner_timeout_seconds"],
         sweep_s=options["sweep_seconds"],
     )
 

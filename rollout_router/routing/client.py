@@ -15,10 +15,14 @@ from rollout_router.claims import Claim
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing.headers import Headers, first, without
 
-__all__ = ["BUFFERED_ANSWER_BYTES_MAX", "Client", "ClientGone"]
+__all__ = ["BUFFERED_ANSWER_BYTES_MAX", "READ_AHEAD_BYTES_MAX", "Client", "ClientGone"]
 
 BUFFERED_ANSWER_BYTES_MAX: Final = 64 * 1024**2
 """The longest answer that is buffered for an HTTP/1.0 client; beyond it the answer is cut."""
+
+READ_AHEAD_BYTES_MAX: Final = 1024**2
+"""What is read of a body while its owner lets it wait: a server says that a client left only to who
+has read all that came before. As much again as a forwarder holds of a body."""
 
 
 class ClientGone(Exception):  # noqa: N818 - names what happened
@@ -35,8 +39,9 @@ class Client:
         self._size_bytes = 0
         announced = first(scope["headers"], b"content-length") or b""
         self._announced_bytes = int(announced) if announced.isdigit() else 0
-        self._handed_on = False  # the body is being streamed: it cannot be routed again
+        self.handed_on = False  # the body is being streamed: it cannot be routed again
         self._whole = asyncio.Event()
+        self._reading = asyncio.Lock()  # the rest may be asked for while it is read ahead
         self._buffer: list[bytes] | None = [] if scope["http_version"] == "1.0" else None
         self._buffered_bytes = 0
         self._is_head = scope["method"] == "HEAD"
@@ -48,7 +53,7 @@ class Client:
     @property
     def body_is_whole(self) -> bool:
         """True when every byte of the request body is in memory."""
-        return self._whole.is_set() and not self._handed_on
+        return self._whole.is_set() and not self.handed_on
 
     async def read_body(self, *, bytes_max: int, claim: Claim) -> bytes:
         """The whole request body.
@@ -76,10 +81,22 @@ class Client:
             ClientGone: the client left before that.
         """
         while not self._whole.is_set() and self._size_bytes < bytes_enough:
-            chunk = await self._next_chunk()
-            if chunk:
-                self._chunks.append(chunk)
-                self._size_bytes += len(chunk)
+            async with self._reading:
+                await self._read_chunk()
+
+    async def read_ahead(self, on_gone: Callable[[], None]) -> None:
+        """Read on while an owner lets the rest wait; call *on_gone* if the client leaves meanwhile.
+
+        Ends when ``READ_AHEAD_BYTES_MAX`` more are in memory, the body is whole, or somebody
+        streams the rest. May be cancelled.
+        """
+        enough = self._size_bytes + READ_AHEAD_BYTES_MAX
+        try:
+            while not self.handed_on and not self._whole.is_set() and self._size_bytes < enough:
+                async with self._reading:
+                    await self._read_chunk()
+        except ClientGone:
+            on_gone()
 
     def buffered(self) -> bytes:
         """The bytes in memory, joined; a body that came in one piece is not copied."""
@@ -88,11 +105,16 @@ class Client:
         return self._chunks[0]
 
     async def rest(self) -> AsyncIterator[bytes]:
-        """Stream what :meth:`fill` left unread. After this the request cannot be routed again."""
-        self._handed_on = True
-        while not self._whole.is_set():
-            chunk = await self._next_chunk()
-            if chunk:
+        """Stream what :meth:`buffered` did not give; then the request cannot be routed again."""
+        self.handed_on = True
+        ended = False
+        while not ended:
+            async with self._reading:
+                if len(self._chunks) == 1 and not self._whole.is_set():
+                    await self._read_chunk()
+                ahead, self._chunks[1:] = self._chunks[1:], []
+                ended = self._whole.is_set()
+            for chunk in ahead:
                 yield chunk
 
     async def watch(self, on_gone: Callable[[], None]) -> None:
@@ -123,15 +145,16 @@ class Client:
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
-    async def _next_chunk(self) -> bytes:
+    async def _read_chunk(self) -> None:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.gone.set()
             raise ClientGone
         if not message.get("more_body", False):
             self._whole.set()
-        body: bytes = message.get("body", b"")
-        return body
+        if chunk := message.get("body", b""):
+            self._chunks.append(chunk)
+            self._size_bytes += len(chunk)
 
     async def _send_buffered(self, message: Message) -> None:
         if self._buffer is None:

@@ -112,6 +112,9 @@ class Hop:
         response = await self._head(target)
         try:
             if response.status == MISDIRECTED and wire.first(response.headers, wire.HOP) == MOVED:
+                if self._client.handed_on:  # against the rule, and it could be sent in part alone
+                    what = "its owner refused a body that it had asked for"
+                    raise self.ended(Event.LOST, target, what)
                 return HopEnd.MOVED
             await self._pass_on(response, target)
         finally:
@@ -180,6 +183,8 @@ class Hop:
 
     async def _body(self, target: Target) -> AsyncIterator[bytes]:
         """The whole body, when its owner has asked for it; no limit while it comes."""
+        if self._clock.expired():  # in this very turn of the loop: too late, and nothing was sent
+            raise TimeoutError
         self._sent = Sent.REQUEST
         self._wind(None)
         target.on_claimed()

@@ -12,7 +12,7 @@ from typing import Any
 
 from rollout_router.routing.tasks import Tasks
 
-__all__ = ["guarded"]
+__all__ = ["Watcher", "guarded"]
 
 Watcher = Callable[[Callable[[], None]], Coroutine[Any, Any, None]]
 """Waits for its event, then calls what it was given."""

@@ -19,6 +19,7 @@ from rollout_router.asgi import App
 from rollout_router.claims import Claim, ClaimsError, Moved, OwnerIdentity
 from rollout_router.errors import Refusal
 from rollout_router.metrics import OWNER_UNREACHABLE
+from rollout_router.routing.client import ClientGone
 from rollout_router.routing.decision import (
     REROUTES_MAX,
     Acquire,
@@ -38,7 +39,7 @@ from rollout_router.routing.decision import (
 from rollout_router.routing.dispatch import Event
 from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, HopEnd, NotDispatched, Target
-from rollout_router.routing.guard import guarded
+from rollout_router.routing.guard import Watcher, guarded
 from rollout_router.routing.making import session_lost
 from rollout_router.routing.owner import serve_held
 from rollout_router.routing.ownership import Held
@@ -217,9 +218,12 @@ class _Route:
             identity=worker.settings.header_of(self._exchange.kind),
             timeout_s=worker.settings.owner_timeout_s,
         )
-        watch = partial(worker.watch_life, target.owner)
+        watch_life = partial(worker.watch_life, target.owner, self._rollout_id)
+        watchers: dict[Watcher, Exception] = {watch_life: _OwnerDied()}
+        if not self._exchange.client.body_is_whole:
+            watchers[self._exchange.client.read_ahead] = ClientGone()
         try:
-            async with guarded(worker.tasks, {watch: _OwnerDied()}):
+            async with guarded(worker.tasks, watchers):
                 end = await hop.to(target)
         except _OwnerDied as death:
             raise hop.ended(Event.DEAD, target, "its owner died with the call in hand") from death

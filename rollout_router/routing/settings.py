@@ -156,8 +156,8 @@ class Settings:
             raise ValueError(f"sweep_s must be positive and finite, got {self.sweep_s}")
         for name in ("owner_timeout_s", "calls_max", "body_bytes_max"):
             value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be positive, got {value}")
+            if value is not None and not (value > 0 and math.isfinite(value)):
+                raise ValueError(f"{name} must be positive and finite, got {value}")
 
     def header_of(self, kind: Kind) -> bytes:
         """The header that may name a rollout or a session, in lower case."""

@@ -21,6 +21,7 @@ from typing import Final
 
 from rollout_router.asgi import App
 from rollout_router.claims import (
+    ClaimsError,
     ClaimUnreadable,
     FileClaimStore,
     LifeLock,
@@ -197,14 +198,30 @@ class Worker:
             self._identities[nonce] = found
         return self._identities[nonce]
 
-    async def watch_life(self, owner: Owner, on_death: Callable[[], None]) -> None:
-        """Call *on_death* once *owner* is proven dead (its life lock is free)."""
+    async def watch_life(self, owner: Owner, rollout_id: str, on_death: Callable[[], None]) -> None:
+        """Call *on_death* once *owner* is proven dead (its life lock is free).
+
+        A sweeper may have found the proof first, and cleared what it was found by.
+        """
+
+        def dead() -> bool:
+            return self.store.proof_of_death(owner) is not None or self._cleared(owner, rollout_id)
+
         while True:
             await asyncio.sleep(LIFE_WATCH_S)
-            proof = await self.ownership.in_thread(lambda: self.store.proof_of_death(owner))
-            if proof is not None:
+            if await self.ownership.in_thread(dead):
                 on_death()
                 return
+
+    def _cleared(self, owner: Owner, rollout_id: str) -> bool:
+        """Whether *owner* has no file, and its claim, which goes first, is gone."""
+        try:
+            if self.store.owner(owner.nonce) is not None:
+                return False
+            claim = self.store.read(rollout_id)
+        except ClaimsError:  # it cannot be told
+            return False
+        return claim is None or claim.owner != owner
 
     async def _keep_house(self, server: PrivateServer) -> None:
         def look() -> tuple[bool, bool]:

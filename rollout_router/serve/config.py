@@ -35,6 +35,7 @@ class ServeConfig:
     allow_network_fs: bool
     drain_s: float
     keep_alive_grace_s: float  # within drain_s
+    owner_timeout_s: float | None  # None: as long as it takes
     sweep_s: float
 
     def settings(self) -> Settings:
@@ -68,5 +69,6 @@ class ServeConfig:
             rollout_keys=keys,
             allow_network_fs=self.allow_network_fs,
             drain_s_max=self.drain_s,
+            owner_timeout_s=self.owner_timeout_s,
             sweep_s=self.sweep_s,
         )

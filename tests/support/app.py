@@ -13,9 +13,12 @@ import json
 import multiprocessing
 import os
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from rollout_router.asgi import Receive, Scope, Send
@@ -113,10 +116,25 @@ def _fork(fork: Callable[[], int]) -> int:
     return pid
 
 
+def _given_sockets(*, listeners: bool) -> int:
+    """A program that is given the worker's private connections, and its listener where asked."""
+    given = []
+    for fd in [int(link.name) for link in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError), socket.socket(fileno=os.dup(fd)) as held:
+            private = held.family == socket.AF_UNIX and held.getsockname().endswith(".sock")
+            listens = held.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN)
+            if private and (listeners or not listens):
+                given.append(fd)
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
+    return subprocess.Popen(command, pass_fds=given, start_new_session=True).pid
+
+
 SPAWN: dict[str, Callable[[], int]] = {
     "popen": _popen,
     "multiprocessing": _multiprocessing,
     "fork": lambda: _fork(os.fork),
+    "connections": lambda: _given_sockets(listeners=False),
+    "connections and listener": lambda: _given_sockets(listeners=True),
     # As an engine written in C forks: no hook of Python's runs, so no descriptor is closed.
     "fork in C": lambda: _fork(ctypes.PyDLL(None).fork),
 }

@@ -10,6 +10,7 @@ import json
 import socket
 import threading
 from collections import deque
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -131,6 +132,8 @@ class Control:
                 line += part
             if line.endswith(b"\n"):
                 self._arrived(Call(connection, json.loads(line)))
+            else:  # it ended before it could report
+                connection.close()
 
     def _arrived(self, call: Call) -> None:
         with self._changed:
@@ -140,4 +143,5 @@ class Control:
                 self._waiting.setdefault(call.rollout_id, deque()).append(call)
             self._changed.notify_all()
         if not held:
-            call.answer()
+            with suppress(ConnectionError):  # it may have been cancelled since
+                call.answer()

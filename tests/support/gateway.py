@@ -285,13 +285,19 @@ def wait_until(condition: Callable[[], bool], what: str) -> None:
 
 @contextmanager
 def stopped(pid: int) -> Iterator[None]:
-    """SIGSTOP a process for as long as the block lasts; when it begins, no thread of it runs."""
+    """SIGSTOP a process for as long as the block lasts; when it begins, no thread of it runs.
+
+    It may be killed meanwhile.
+    """
+    watch = os.pidfd_open(pid)
     os.kill(pid, signal.SIGSTOP)
     try:
         wait_until(lambda: _states(pid) == {"T"}, f"process {pid} is stopped")
         yield
     finally:
-        os.kill(pid, signal.SIGCONT)
+        with suppress(ProcessLookupError):
+            signal.pidfd_send_signal(watch, signal.SIGCONT)
+        os.close(watch)
 
 
 def open_files(pid: int) -> Iterator[str]:

@@ -74,6 +74,58 @@ async def test_a_body_is_filled_as_far_as_it_is_needed_and_the_rest_streamed() -
     assert not client.body_is_whole  # what was streamed is not in memory
 
 
+async def test_what_is_read_ahead_is_streamed_once_and_by_one_reader_at_a_time() -> None:
+    driven = Driven(None)
+    driven.write(b"ab", more=True)
+    client, streamed = client_of(driven), []
+
+    async def stream() -> None:
+        streamed.extend([piece async for piece in client.rest()])
+
+    await client.fill(1)
+    assert client.buffered() == b"ab"
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.read_ahead(lambda: None))
+        driven.write(b"cd", more=True)
+        await asyncio.sleep(0)
+        assert driven.reads == 3  # it has "cd", and waits for more
+        group.create_task(stream())
+        await asyncio.sleep(0)
+        assert driven.reads == 3
+        driven.write(b"ef", more=True)
+        driven.write(b"gh")
+
+    assert b"".join(streamed) == b"cdefgh"
+
+
+async def test_what_was_read_ahead_is_part_of_the_body_where_it_is_routed_again() -> None:
+    driven = Driven(None)
+    driven.write(b"ab", more=True)
+    driven.write(b"cd")
+    client = client_of(driven)
+    await client.fill(1)
+    assert client.buffered() == b"ab"
+
+    await client.read_ahead(lambda: None)
+
+    assert client.body_is_whole
+    assert client.buffered() == b"abcd"
+
+
+async def test_no_more_than_its_bound_is_read_ahead(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "READ_AHEAD_BYTES_MAX", 3)
+    driven = Driven(None)
+    for piece in (b"ab", b"cd", b"ef", b"gh"):
+        driven.write(piece, more=True)
+    client = client_of(driven)
+    await client.fill(1)
+
+    await client.read_ahead(lambda: None)
+
+    assert client.buffered() == b"abcdef"
+    assert driven.reads == 3
+
+
 async def test_a_client_that_leaves_before_its_body_is_complete_is_gone() -> None:
     driven = Driven(None)
     driven.write(b"ab", more=True)

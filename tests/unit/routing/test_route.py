@@ -2,6 +2,9 @@
 """From the public port to the owner: hops, take-overs, losses (C3, C4, R1, R2, R4)."""
 
 import asyncio
+import errno
+import os
+import socket
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -19,6 +22,7 @@ from rollout_router.transport.hop import HopClient, HopLost, HopRequest, HopResp
 MOVED = b"HTTP/1.1 421 Misdirected Request\r\nrollout-hop: moved\r\ncontent-length: 0\r\n\r\n"
 FINE = b"HTTP/1.1 200 OK\r\ncontent-length: 4\r\n\r\nfine"
 TARGET = Target(owner=Owner(nonce="owner", inode=1), socket="/nowhere", claim_epoch=7)
+ONE_READ_BYTES = 64 * 1024
 LONG = b"0123456789abcdef" * (HELD_BODY_BYTES_MAX // 16 + 1)
 
 SPOIL: dict[str, Callable[[Path], object]] = {
@@ -196,6 +200,28 @@ async def test_c3_an_owner_that_lives_but_cannot_be_reached_keeps_its_claim(rig:
     assert app.calls == []
 
 
+@pytest.mark.parametrize("number", [errno.EMFILE, errno.ENFILE, errno.ENOBUFS])
+async def test_c7_c3_a_forwarder_that_gets_no_socket_is_503_moves_nothing_and_works_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, number: int
+) -> None:
+    owner = rig.owner()
+    await owner.listen(replying(owner, FINE))
+    before, app = rig.claim(), Application()
+    router, _ = await rig.start(app)
+
+    def none(*_: object) -> None:
+        raise OSError(number, os.strerror(number))
+
+    with monkeypatch.context() as without:
+        without.setattr(socket, "socket", none)
+        client = await Client().ask(router)
+
+    assert (client.status, client.value(b"retry-after")) == (503, b"1")
+    assert b'"owner_unreachable"' in client.content
+    assert (rig.claim(), owner.requests, app.calls) == (before, [], [])
+    assert (await Client().ask(router)).content == b"fine"
+
+
 @pytest.mark.parametrize("how", SPOIL)
 async def test_c3_an_owner_whose_file_cannot_be_read_is_unknown_and_keeps_its_claim(
     rig: Rig, how: str
@@ -357,6 +383,37 @@ async def test_r2_after_a_421_the_claim_is_read_again_and_the_whole_body_sent(
     assert rig.claim().owner.nonce == worker.id
 
 
+async def test_r2_h1_a_body_that_was_handed_on_is_never_sent_again_in_part(rig: Rig) -> None:
+    owner = rig.owner()  # one that breaks the rule: it says 421 when it has some of a body
+    moved = asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
+        body, ends = b"", b"0\r\n\r\n" if moved.is_set() else b"some\r\n"
+        while not body.endswith(ends):
+            body += (piece := await reader.read(ONE_READ_BYTES))
+            if not piece:
+                return
+        owner.requests.append(body)
+        writer.write(FINE if moved.is_set() else MOVED)
+        moved.set()
+        await reader.read()
+
+    await owner.listen(serve)
+    router, _ = await rig.start(Application())
+    client = Client(None)
+    client.write(LONG, more=True)
+    client.write(b"some", more=True)
+
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        await moved.wait()
+        client.write(b"the end")
+
+    assert (client.status, len(owner.requests)) == (502, 1)
+
+
 async def test_a_421_of_the_application_is_its_answer(rig: Rig) -> None:
     owner_router, _ = await rig.start(
         Application(answer(b"mine", status=421, headers=[(b"Rollout-Hop", b"moved")]))
@@ -367,6 +424,21 @@ async def test_a_421_of_the_application_is_its_answer(rig: Rig) -> None:
     client = await Client().ask(other)
 
     assert (client.status, client.content) == (421, b"mine")
+
+
+@pytest.mark.parametrize(("lines", "each_bytes"), [(5000, 1), (1, 400_000)])
+async def test_an_answer_with_a_head_longer_than_any_client_reads_passes_over_a_hop_too(
+    rig: Rig, lines: int, each_bytes: int
+) -> None:
+    long = [(b"x-%d" % number, b"v" * each_bytes) for number in range(lines)]
+    owner_router, _ = await rig.start(Application(answer(b"mine", headers=long)))
+    other, _ = await rig.start(Application())
+
+    local, forwarded = await Client().ask(owner_router), await Client().ask(other)
+
+    assert (forwarded.status, forwarded.content) == (200, b"mine")
+    headers = {client: client.sent[0]["headers"] for client in (local, forwarded)}
+    assert headers[local] == [h for h in headers[forwarded] if h[0] != b"transfer-encoding"]
 
 
 async def test_r4_a_cut_within_the_answer_is_raised_and_never_ended(rig: Rig) -> None:
@@ -436,6 +508,32 @@ async def test_c3_an_owner_whose_death_is_proven_ends_the_wait_for_its_answer(
     assert client.status == 502
     assert b'"owner_lost_in_flight"' in client.content
     assert client.content.startswith(b'{"error"')
+    assert len(owner.requests) == 1
+
+
+async def test_c3_an_owner_that_was_cleared_away_before_its_death_was_seen_ends_the_wait(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(worker_module, "LIFE_WATCH_S", 0)
+    owner, other = rig.owner(None), rig.owner(None)
+    grant = rig.store.take("r1", owner.life.owner)
+    assert isinstance(grant, Grant)
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = writer
+        await owner.request(reader)
+        assert rig.store.release(grant)
+        assert isinstance(rig.store.take("r1", other.life.owner), Grant)
+        owner.life.close(remove=True)
+        await reader.read()  # a child holds the connection open
+
+    await owner.listen(serve)
+    router, _ = await rig.start(Application())
+
+    client = await Client().ask(router)
+
+    assert client.status == 502
+    assert b'"owner_lost_in_flight"' in client.content
     assert len(owner.requests) == 1
 
 
@@ -538,6 +636,28 @@ async def test_an_owner_has_its_time_to_ask_for_the_body_and_to_answer_and_none_
     assert order == ["the clock", "the head", "no limit", "a", "b", "c", "the clock"]
 
 
+async def test_a_body_that_is_asked_for_as_the_time_is_over_is_not_sent() -> None:
+    class Late(HopClient):
+        async def send(self, socket: str, request: HopRequest) -> HopResponse:
+            assert request.body == b""
+            assert request.rest is not None
+            with pytest.raises(asyncio.CancelledError):
+                await asyncio.Event().wait()
+            async for _ in request.rest:
+                raise HopLost(socket, dispatched=True)
+            raise AssertionError("a body that ends looks whole")
+
+    client = Client(None)
+    exchange = Exchange.of("r1", client.scope, client.receive, client.send, deltas=False)
+    client.write(b"a", more=True)
+    await exchange.client.fill(1)
+
+    with pytest.raises(Refusal) as refused:
+        await Hop(Late(), exchange, identity=b"x", timeout_s=0.01).to(TARGET)
+
+    assert refused.value.code == "owner_unreachable"
+
+
 async def test_an_owner_that_gives_no_answer_in_time_is_504_and_told_to_stop(rig: Rig) -> None:
     app = Application(never)
     owner_router, _ = await rig.start(app)
@@ -572,6 +692,34 @@ async def test_a_client_that_leaves_cancels_the_application_at_the_owner(rig: Ri
 
     assert client.sent == []
     assert owner.history.statistics().in_flight == 0
+
+
+async def test_a_client_that_leaves_while_its_long_body_waits_for_a_slow_owner_is_noticed(
+    rig: Rig,
+) -> None:
+    owner = rig.owner()
+    waiting, gone = asyncio.Event(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = writer  # no 100 Continue comes
+        await reader.readuntil(b"\r\n\r\n")
+        waiting.set()
+        assert await reader.read() == b""
+        gone.set()
+
+    await owner.listen(serve)
+    router, worker = await rig.start(Application())
+    client = Client(None)
+    client.write(LONG, more=True)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        await waiting.wait()
+        client.write(b"more", more=True)
+        client.leave()
+        await gone.wait()
+
+    assert client.sent == []
+    assert not worker.in_hand[False]
 
 
 async def test_a_client_that_leaves_within_a_streamed_answer_cancels_it_at_the_owner(

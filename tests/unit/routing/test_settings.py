@@ -20,6 +20,7 @@ def settings(**changes: Any) -> Settings:
         ("drain_s_max", -0.1),
         ("owner_timeout_s", 0.0),
         ("owner_timeout_s", -1.0),
+        ("owner_timeout_s", float("inf")),
         ("body_bytes_max", 0),
         ("rollout_keys", b""),
         ("placement", "balance"),

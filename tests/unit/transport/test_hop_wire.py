@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from rollout_router.transport.hop_wire import (
     ANSWER_HEAD_BYTES_MAX,
-    ANSWER_HEADERS_MAX,
     AnswerMalformed,
     AnswerReader,
     BodyFramer,
@@ -230,10 +229,10 @@ def test_r4_the_end_of_the_connection_ends_no_answer() -> None:
         b"HTTP/1.1 200 OK\r\ncontent-length: 3\r\ncontent-length: 4\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n0\r\nx: y\r\n\r\n",
         b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\nxyz\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (ANSWER_HEADERS_MAX + 1) + b"\r\n",
+        b"HTTP/1.1 200 OK\r\n" + b"a: b\r\n" * (ANSWER_HEAD_BYTES_MAX // 2 + 1) + b"\r\n",
         b"HTTP/1.1 200 OK\r\na: " + b"b" * ANSWER_HEAD_BYTES_MAX + b"\r\n\r\n",
         b"HTTP/1.1 200 OK\r\na: " + b"b" * ANSWER_HEAD_BYTES_MAX,
-        b"HTTP/1.1 102 Processing\r\n\r\n" * 4000,
+        b"HTTP/1.1 102 Processing\r\n\r\n" * (ANSWER_HEAD_BYTES_MAX // 25),
     ],
     ids=lambda wire: repr(wire[:60]),
 )
