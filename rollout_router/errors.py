@@ -31,13 +31,17 @@ class Answer:
 
 
 ANSWERS: Final[Mapping[str, Answer]] = {
+    "bad_request": Answer(status=400),
     "rollout_id_invalid": Answer(status=400),
     "delta_malformed": Answer(status=400),
     "rollout_token_invalid": Answer(status=401),
+    "request_timeout": Answer(status=408),
     "gym_history_resync": Answer(status=409),
     "session_owner_lost": Answer(status=410),
     "body_too_large": Answer(status=413),
+    "request_target_too_long": Answer(status=414),
     "delta_unsupported": Answer(status=415),
+    "request_head_too_large": Answer(status=431),
     "claim_moved": Answer(status=503, retry_after=True),  # 421 between workers: Refusal.status
     "application_failed": Answer(status=500),
     "answer_cut": Answer(status=502),

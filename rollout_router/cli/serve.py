@@ -82,6 +82,17 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="How often a worker looks for what dead ones left.",
 )
 @flag(
+    "--connections-max",
+    type=click.IntRange(1),
+    help="Connections of a worker; a quarter of its descriptors, unless given.",
+)
+@flag(
+    "--answer-stall-seconds",
+    default=600.0,
+    type=click.FloatRange(0, min_open=True),
+    help="A client that takes nothing of its answer for so long is cut off.",
+)
+@flag(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Written when every worker answers.",
@@ -145,6 +156,8 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         keep_alive_grace_s=options["keep_alive_grace_seconds"],
         owner_timeout_s=options["owner_timeout_seconds"],
         sweep_s=options["sweep_seconds"],
+        connections_max=options["connections_max"],
+        answer_stall_s=options["answer_stall_seconds"],
     )
 
 

@@ -15,9 +15,10 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 from rollout_router.asgi import Receive, Scope, Send
+from rollout_router.errors import Refusal
+from rollout_router.gateway.bodies import whole_body
 from rollout_router.gateway.model import (
     INLINE_BYTES_MAX,
     Dialect,
@@ -67,9 +68,13 @@ def create_app(model: Model) -> FastAPI:
 def _generation(model: Model, dialect: Dialect) -> _Endpoint:
     async def generate(request: Request) -> Response:
         try:
-            body = await request.body()
-        except ClientDisconnect:
+            messages = await whole_body(request.receive)
+        except Refusal as refusal:
+            answer = problem(413, str(refusal), code=refusal.code, dialect=dialect)
+            return await _whole_response(answer)
+        if messages is None:
             return Response(status_code=400)  # nobody reads it
+        body = b"".join(message.get("body", b"") for message in messages)
         document = None
         # An encoded body is the model's to read; the bytes are not ours to change.
         if "content-encoding" not in request.headers:

@@ -29,6 +29,7 @@ from typing import Final
 from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.call import CALL_KEY, Call
 from rollout_router.errors import Refusal, ResponseCut
+from rollout_router.gateway.bodies import whole_body
 from rollout_router.gateway.record import Outcome, Record
 from rollout_router.gateway.sink import CaptureSink, EpochFenced, SinkUnavailable
 from rollout_router.gateway.turn_end import Ending
@@ -91,7 +92,11 @@ class Capture:
         if scope["type"] != "http" or call is None or scope["method"] == "HEAD":
             await self._app(scope, receive, send)
             return
-        body = await _whole_body(receive)
+        try:
+            body = await whole_body(receive, rollout_id=call.rollout_id)
+        except Refusal as too_large:
+            await _answer(too_large, send)
+            return
         if body is None:
             return
         refusal = await self._raise(call)
@@ -372,18 +377,6 @@ class _Exchange:
         ]
         headers.append((b"content-length", str(len(whole)).encode()))
         self._start = {**self._start, "headers": headers}
-
-
-async def _whole_body(receive: Receive) -> deque[Message] | None:
-    """All messages of the request; None when the client left before the last."""
-    messages: deque[Message] = deque()
-    while True:
-        message = await receive()
-        if message["type"] == "http.disconnect":
-            return None
-        messages.append(message)
-        if not message.get("more_body", False):
-            return messages
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

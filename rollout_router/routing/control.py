@@ -20,9 +20,7 @@ from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.routing import headers as wire
 from rollout_router.routing.worker import Worker
 
-__all__ = ["CONTROL", "answer_control", "is_control"]
-
-CONTROL: Final = b"rollout-control"
+__all__ = ["answer_control", "is_control"]
 
 WAIT_S_MAX: Final = 3600.0
 """How long a worker keeps one who waits for it to have nothing in hand."""
@@ -31,8 +29,9 @@ SCHEMA: Final = 1
 
 
 def is_control(scope: Scope) -> bool:
-    """Whether a request that came over the private socket is to the worker itself."""
-    return wire.first(scope["headers"], CONTROL) is not None
+    """Whether it is to the worker itself: no hop is, whatever a client wrote into it."""
+    headers = scope["headers"]
+    return wire.first(headers, wire.CONTROL) is not None and wire.first(headers, wire.HOP) is None
 
 
 async def answer_control(worker: Worker | None, scope: Scope, receive: Receive, send: Send) -> None:

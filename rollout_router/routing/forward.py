@@ -41,16 +41,6 @@ PLACED_S_MAX: Final = 10.0
 """How long a worker may take to claim a rollout that was placed at it: twice the bounded wait for
 the lock of a stripe. Nothing ran by then, so the rollout is taken by whoever placed it."""
 
-_NOT_SENT_ON: Final = (
-    b"content-length",
-    b"expect",
-    wire.HOP,
-    wire.EXPECT_EPOCH,
-    wire.CLIENT,
-    wire.SCHEME,
-    wire.ROOT_PATH,
-)
-
 
 class NotDispatched(Exception):  # noqa: N818 - names what can be relied on
     """Nothing of the request can have run: the owner may be judged, and another route may follow.
@@ -207,7 +197,7 @@ class Hop:
             method=self._scope["method"],
             target=_target(self._scope),
             headers=[
-                *wire.without(_of_the_message(headers, self._identity), *_NOT_SENT_ON),
+                *_of_the_message(headers, self._identity),
                 (wire.HOP, b"1"),
                 (wire.EXPECT_EPOCH, epoch),
                 *scope_headers(self._scope),
@@ -237,18 +227,24 @@ class Hop:
 
 
 def _of_the_message(headers: Headers, identity: bytes) -> Headers:
-    """The headers that are not of one connection, nor named by Connection as such.
+    """What a hop passes on: no header of one connection, of ours, or named by Connection.
 
-    What tells a frame from a body, or names the rollout, is never dropped.
+    What tells a frame from a body, asks for history or names the rollout is never dropped. Of ours
+    nothing else may pass: the private socket believes what it is told.
     """
+    kept = {b"content-type", b"cookie", wire.HISTORY, identity}
     named = {
         token.strip().lower()
         for key, value in headers
         if key.lower() == b"connection"
         for token in value.split(b",")
     }
-    dropped = wire.HOP_BY_HOP | (named - {b"content-type", b"cookie", wire.HISTORY, identity})
-    return wire.without(headers, *dropped)
+    dropped = wire.HOP_BY_HOP | (named - kept) | {b"content-length", b"expect"}
+    return [
+        (key, value)
+        for key, value in headers
+        if (name := key.lower()) in kept or not (name in dropped or name.startswith(b"rollout-"))
+    ]
 
 
 def _target(scope: Scope) -> bytes:

@@ -7,6 +7,7 @@ from typing import Final
 __all__ = [
     "CLAIM_EPOCH",
     "CLIENT",
+    "CONTROL",
     "EXPECT_EPOCH",
     "FRAME_TYPE",
     "HISTORY",
@@ -29,6 +30,7 @@ WORKER: Final = b"rollout-worker"
 CLAIM_EPOCH: Final = b"rollout-claim-epoch"
 HISTORY: Final = b"rollout-history"
 CLIENT: Final = b"rollout-client"
+CONTROL: Final = b"rollout-control"
 ROOT_PATH: Final = b"rollout-root-path"
 SCHEME: Final = b"rollout-scheme"
 HOP: Final = b"rollout-hop"

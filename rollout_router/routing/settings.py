@@ -10,6 +10,7 @@ from typing import Final, Literal, get_args
 
 from rollout_router.claims.record import Kind
 from rollout_router.history import Bounds
+from rollout_router.routing.limits import Limits
 
 __all__ = ["TOMBSTONE_S", "Placement", "SessionSettings", "Settings"]
 
@@ -131,6 +132,10 @@ class Settings:
 
     body_bytes_max: int = 64 * 1024**2
     """The longest request body of a rollout, rebuilt or sent in full; beyond it 413."""
+
+    limits: Limits = field(default_factory=Limits)
+    """What one connection may cost: of the public port of ``serve``, and of the private sockets. An
+    installed router has a public server that is not ours, and has limits of its own."""
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.rollout_header):

@@ -122,7 +122,7 @@ class Worker:
         with ExitStack() as undo:
             undo.callback(life.close, remove=True)
             worker = cls(settings, store, life)
-            worker._server = PrivateServer(socket_path, private_app)
+            worker._server = PrivateServer(socket_path, private_app, limits=settings.limits)
             undo.callback(worker._server.close)
             await worker._server.start()
             undo.pop_all()

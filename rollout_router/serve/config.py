@@ -7,6 +7,7 @@ from pathlib import Path
 from rollout_router.history import Bounds
 from rollout_router.routing import SessionSettings, Settings
 from rollout_router.routing.key_file import read_secret
+from rollout_router.routing.limits import Limits
 from rollout_router.routing.settings import Placement
 
 __all__ = ["ServeConfig"]
@@ -37,6 +38,8 @@ class ServeConfig:
     keep_alive_grace_s: float  # within drain_s
     owner_timeout_s: float | None  # None: as long as it takes
     sweep_s: float
+    connections_max: int | None  # None: what the descriptors allow
+    answer_stall_s: float
 
     def settings(self) -> Settings:
         """The router's part of it.
@@ -71,4 +74,7 @@ class ServeConfig:
             drain_s_max=self.drain_s,
             owner_timeout_s=self.owner_timeout_s,
             sweep_s=self.sweep_s,
+            limits=Limits(
+                connections_max=self.connections_max, answer_stall_s_max=self.answer_stall_s
+            ),
         )

@@ -70,7 +70,7 @@ class _WorkerServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._closing,
-                http=protocol_noting(self._connection_lost.set),
+                http=protocol_noting(self._connection_lost.set, router.settings.limits),
                 loop="uvloop",
                 ws="auto",
                 lifespan="on",

@@ -10,6 +10,7 @@ import pytest
 
 from rollout_router.errors import ResponseCut
 from rollout_router.gateway.app import create_app
+from rollout_router.gateway.bodies import BODY_BYTES_MAX
 from rollout_router.gateway.model import INLINE_BYTES_MAX, Dialect, ModelAnswer, ModelRequest, whole
 from rollout_router.gateway.validation import check_call, read_call
 
@@ -129,6 +130,23 @@ def test_a_websocket_is_answered_426(drive: Any) -> None:
     headers = [(b"upgrade", b"websocket"), (b"connection", b"upgrade")]
 
     assert ask(Noting(), drive, "/v1/responses", method="GET", headers=headers).status == 426
+
+
+@pytest.mark.parametrize("dialect", Dialect)
+def test_a_body_over_the_bound_is_413_and_the_rest_is_not_read(
+    drive: Any, dialect: Dialect
+) -> None:
+    model, exchange = (
+        Noting(),
+        drive(path=dialect.value, routed=False, body=[bytes(BODY_BYTES_MAX), b"x", b"unread"]),
+    )
+
+    answer = asyncio.run(exchange.run(create_app(model)))
+
+    document = json.loads(answer.content)
+    assert (answer.status, document["error"]["code"]) == (413, "body_too_large")
+    assert [message["body"] for message in answer.body] == [b"unread"]
+    assert model.asked == []
 
 
 @pytest.mark.parametrize("dialect", Dialect)

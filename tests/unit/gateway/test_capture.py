@@ -20,6 +20,7 @@ from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.call import CALL_KEY, Call
 from rollout_router.errors import ResponseCut
 from rollout_router.gateway.app import create_app
+from rollout_router.gateway.bodies import BODY_BYTES_MAX
 from rollout_router.gateway.capture import Capture
 from rollout_router.gateway.sink import CaptureSink
 from rollout_router.gateway.upstream import Upstream
@@ -585,6 +586,15 @@ def test_f2_a_client_that_leaves_before_its_body_is_complete_dispatches_nothing(
     asyncio.run(answer.run(Capture(app, sink)))
 
     assert (app.calls, answer.sent, records(sink)) == (0, [], [])
+
+
+def test_f2_a_body_over_the_bound_is_413_and_leaves_no_record(
+    sink: CaptureSink, drive: Any, answering: Any
+) -> None:
+    app = answering(b"{}")
+    answer = asyncio.run(drive(body=[bytes(BODY_BYTES_MAX), b"x"]).run(Capture(app, sink)))
+
+    assert (app.calls, answer.status, records(sink)) == (0, 413, [])
 
 
 def test_f2_head_and_unrouted_and_other_scopes_leave_no_record(
