@@ -118,9 +118,14 @@ class Supervisor:
         return 1 if self._failed else 0
 
     def _stop(self) -> None:
-        """Ask every worker to drain; asked a second time, end them."""
+        """Ask every worker to drain; asked a second time, end them.
+
+        What connects from now on is refused, once the workers have heard it too: left waiting, its
+        call would be cut at the end, and its client could not know that nothing happened.
+        """
         again = self._stopping.is_set()
         self._stopping.set()
+        self._listener.close()
         for pidfd in self._processes.values():
             _tell(pidfd, signal.SIGKILL if again else signal.SIGTERM)
 
@@ -149,7 +154,8 @@ class Supervisor:
         other workers serve on, and it is tried again.
         """
         try:
-            process, link = await asyncio.to_thread(self._fork)
+            with self._listener.dup() as listener:  # ours may be closed meanwhile
+                process, link = await asyncio.to_thread(self._fork, listener)
             pid = process.pid
             if pid is None:
                 raise RuntimeError("a process that was started has a pid")
@@ -180,13 +186,13 @@ class Supervisor:
             self._say(f"worker process {pid} {_ending(process.exitcode)}; starting another")
         return bool(line)
 
-    def _fork(self) -> tuple[ForkServerProcess, socket.socket]:
+    def _fork(self, listener: socket.socket) -> tuple[ForkServerProcess, socket.socket]:
         """A new worker process, and our end of the link to it. Runs in a thread."""
         ours, theirs = socket.socketpair()
         with ExitStack() as undo:
             undo.callback(ours.close)
             with theirs:
-                arguments = (self._config, self._listener, theirs)
+                arguments = (self._config, listener, theirs)
                 process = self._forking.Process(target=_work, args=arguments)
                 process.start()
             undo.pop_all()

@@ -5,80 +5,18 @@ Two of three workers are killed again and again; the third lives through all of 
 the deaths of its peers cost a worker adds up in it.
 """
 
-import hashlib
-import http.client
-import itertools
 import re
-import threading
 from collections import Counter, deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
-from support.gateway import PATIENCE_S, Gateway, kill_and_wait, open_files, wait_until
+from support.gateway import Gateway, kill_and_wait, open_files, wait_until
+from support.load import Caller, Load, Outcome, Sent, assert_each_ran_as_known
 
 CLIENTS = 6
 ROLLOUTS = 4
-
-NOTHING_RAN = {503, 409}
-MAY_HAVE_RUN = {502, None}
-
-
-class Sent(NamedTuple):
-    """One call as its client knows it."""
-
-    rollout_id: str
-    sha256: str
-    status: int | None  # None where the connection broke
-    what: str  # the answer, or the error
-
-
-class Load:
-    """Clients that call without end, on the same few rollouts; no body is sent twice.
-
-    More clients than rollouts: so of most rollouts some calls are in flight at any time, and most
-    of those are forwarded.
-    """
-
-    def __init__(self, gateway: Gateway, threads: ThreadPoolExecutor) -> None:
-        self._address = gateway.url.removeprefix("http://")
-        self._stopping = threading.Event()
-        self._clients: list[Future[list[Sent]]] = [
-            threads.submit(self._run, client) for client in range(CLIENTS)
-        ]
-
-    def stop(self) -> list[Sent]:
-        """End after the calls in flight; every call that was made."""
-        self._stopping.set()
-        return [sent for client in self._clients for sent in client.result()]
-
-    def _run(self, client: int) -> list[Sent]:
-        sent: list[Sent] = []
-        for number in itertools.count():
-            if self._stopping.is_set():
-                return sent
-            body = f"call {number} of client {client}".encode()
-            sent.append(self._call(f"r{(number + client) % ROLLOUTS}", body))
-        raise AssertionError("unreachable")
-
-    def _call(self, rollout_id: str, body: bytes) -> Sent:
-        """One call on a connection of its own, so that any worker may take it."""
-        connection = http.client.HTTPConnection(self._address, timeout=PATIENCE_S)
-        status, what = None, ""
-        try:
-            connection.request(
-                "POST", f"/sessions/{rollout_id}/x", body, {"Rollout-History": "keep"}
-            )
-            answer = connection.getresponse()
-            what = answer.read().decode()
-            status = answer.status
-        except (ConnectionError, http.client.HTTPException) as error:
-            what = repr(error)
-        finally:
-            connection.close()
-        return Sent(rollout_id, hashlib.sha256(body).hexdigest(), status, what)
 
 
 @pytest.mark.parametrize(
@@ -94,12 +32,15 @@ def test_c3_of_workers_killed_under_load_nothing_is_left_and_r2_no_call_ran_twic
         workers=3,
         environment={"TEST_EXECUTIONS": str(executions)},
     )
+    address = gateway.url.removeprefix("http://")
     survivor, *victims = (worker["pid"] for worker in gateway.ready["workers"])
     supervisor = gateway.process.pid
     before = {pid: descriptors(pid) for pid in (supervisor, survivor)}
     turns = deque(victims)
     with ThreadPoolExecutor(CLIENTS) as threads:
-        load = Load(gateway, threads)
+        # On a connection of its own each, so that any worker may take it.
+        callers = [Caller(lambda: address, keeps=False) for _ in range(CLIENTS)]
+        load = Load(threads, [caller.call for caller in callers], rollouts=ROLLOUTS)
         try:
             for _ in range(kills):
                 kill_and_wait(turns.popleft())
@@ -119,7 +60,7 @@ def test_c3_of_workers_killed_under_load_nothing_is_left_and_r2_no_call_ran_twic
         lambda: all(descriptors(pid) <= known for pid, known in expected),
         "nothing more is open than before",
     )
-    assert_each_call_ran_as_its_client_knows(calls, Counter(executions.read_text().split()))
+    assert_each_ran_as_known(calls, executions)
     assert_recorded(gateway, calls)
     assert gateway.stop() == 0
     assert "Traceback" not in "".join(gateway.log)
@@ -145,14 +86,6 @@ def descriptors(pid: int) -> Counter[str]:
     return Counter(re.sub(r":\[\d+\]$|(?<=/owners/)\w+$", "", name) for name in open_files(pid))
 
 
-def assert_each_call_ran_as_its_client_knows(calls: list[Sent], runs: Counter[str]) -> None:
-    assert {call.status for call in calls} <= {200, *NOTHING_RAN, *MAY_HAVE_RUN}
-    assert set(runs) <= {call.sha256 for call in calls}
-    for call in calls:
-        allowed = {0, 1} if call.status in MAY_HAVE_RUN else {int(call.status == 200)}
-        assert runs[call.sha256] in allowed, (call, runs[call.sha256])
-
-
 def assert_recorded(gateway: Gateway, calls: list[Sent]) -> None:
     """Each answered call left one record, no call left two, and epochs never fall (F1, F2)."""
     recorded: Counter[str] = Counter()
@@ -162,5 +95,5 @@ def assert_recorded(gateway: Gateway, calls: list[Sent]) -> None:
         epochs = [record["claim_epoch"] for record in records]
         assert epochs == sorted(epochs)
         assert len(set(epochs)) > 1
-    assert {call.sha256 for call in calls if call.status == 200} <= set(recorded)
+    assert {call.sha256 for call in calls if call.outcome is Outcome.ANSWERED} <= set(recorded)
     assert max(recorded.values()) == 1

@@ -26,7 +26,7 @@ from rollout_router.call import CALL_KEY
 
 __all__ = ["app", "counted"]
 
-THINKING_S = 0.02
+THINKING_S = float(os.environ.get("TEST_THINKING_S", "0.02"))
 """How long a counted call takes, as a model would, so that some are in flight at any time."""
 
 

@@ -12,7 +12,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ __all__ = [
     "COMMAND",
     "Gateway",
     "Shim",
+    "alone",
     "connections",
     "import_path",
     "kept",
@@ -298,6 +299,16 @@ def stopped(pid: int) -> Iterator[None]:
         with suppress(ProcessLookupError):
             signal.pidfd_send_signal(watch, signal.SIGCONT)
         os.close(watch)
+
+
+@contextmanager
+def alone(gateway: Gateway, worker_id: str) -> Iterator[None]:
+    """Stop all other workers of the ready file: what connects meanwhile leads to this one."""
+    with ExitStack() as stack:
+        for worker in gateway.ready["workers"]:
+            if worker["id"] != worker_id:
+                stack.enter_context(stopped(worker["pid"]))
+        yield
 
 
 def open_files(pid: int) -> Iterator[str]:
