@@ -58,6 +58,9 @@ def bind_public(host: str, port: int) -> socket.socket:
         listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         listener.bind(address)
         listener.listen(BACKLOG)
+        # Of all that share it: a worker whose peer was faster would be held in accept for as long
+        # as nobody connects. A copy of a socket object sets what it was copied from.
+        listener.settimeout(0)
     except OSError as error:
         raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
     return listener

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Running services for the end-to-end tests, ended and checked after each test."""
 
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,7 @@ def serve(folder: Path) -> Iterator[Callable[..., Gateway]]:
     yield start
     for gateway in started:
         gateway.stop()
+        sys.stderr.writelines(gateway.log)  # shown where the test failed
 
 
 @pytest.fixture
