@@ -4,7 +4,12 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 ARGS ?=
 
-.PHONY: setup demo test test-long lint bench conformance clean
+# NeMo Gym wants another Python, and an environment of its own: docs/nemo-gym.md.
+PYTHON_GYM ?= $(shell for python in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python; do \
+	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null && \
+	echo $$python && break; done)
+
+.PHONY: setup demo test test-long test-gym lint bench conformance clean
 
 setup: .venv/.complete
 
@@ -25,6 +30,18 @@ test: setup
 test-long: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m long --timeout 1200 $(ARGS)
 
+test-gym: setup .venv-gym/.complete
+	ROLLOUT_ROUTER_GYM_PYTHON=$(CURDIR)/.venv-gym/bin/python \
+		$(BIN)/pytest tests/e2e/test_gym.py tests/e2e/test_gym_switch.py $(ARGS)
+
+.venv-gym/.complete: pyproject.toml requirements-gym.txt
+	@test -n "$(PYTHON_GYM)" || \
+		{ echo "Python 3.13 is needed for NeMo Gym; name one with make test-gym PYTHON_GYM=..."; exit 1; }
+	$(PYTHON_GYM) -m venv .venv-gym
+	.venv-gym/bin/python -m pip install --quiet --disable-pip-version-check --no-deps \
+		--ignore-requires-python --requirement requirements-gym.txt --editable .
+	@touch $@
+
 lint: setup
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
@@ -37,4 +54,4 @@ conformance: setup
 	$(BIN)/rollout-router conformance $(ARGS)
 
 clean:
-	rm -rf .venv .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-gym .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -1,7 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The one call that puts the router around an application."""
+"""The one call that puts the router around an application.
 
-from typing import Any, cast
+R4  The router stands outside of every layer. A layer that passes an answer on as a response of its
+    own, as everything under ``@app.middleware("http")`` does, would end a cut one cleanly.
+"""
+
+from typing import Any, Final
 
 from starlette.applications import Starlette
 
@@ -16,18 +20,32 @@ def install(app: Any, settings: Settings) -> App:
     """Route the rollouts of *app* and return what is to be served.
 
     A FastAPI or Starlette application is changed in place and returned; any other ASGI callable is
-    wrapped. Middleware that is added afterwards stands outside of the router; a forwarded request
-    goes through it twice, at the worker that took it and at its owner.
+    wrapped. All middleware is within the router, also what is added afterwards: a routed request
+    goes through it once, at its owner.
 
     Raises:
         ValueError: the router is already installed on *app*, which is unchanged.
+        RuntimeError: *app* has started, and is unchanged.
     """
-    if isinstance(app, Router) or (
-        isinstance(app, Starlette)
-        and any(cast("object", layer.cls) is Router for layer in app.user_middleware)
-    ):
-        raise ValueError("the router is already installed on this application")
-    if isinstance(app, Starlette):
-        app.add_middleware(Router, settings=settings, outermost=app)
-        return app
-    return Router(app, settings)
+    starlette = app if isinstance(app, Starlette) else None
+    outermost = app if starlette is None else starlette.build_middleware_stack
+    if isinstance(outermost, Router | _Layers):
+        raise ValueError("the router is already installed on this application")  # noqa: TRY004 - its type is right
+    if starlette is None:
+        return Router(app, settings)
+    if starlette.middleware_stack is not None:
+        raise RuntimeError("the router cannot be installed on an application that has started")
+    starlette.build_middleware_stack = _Layers(starlette, settings)  # type: ignore[method-assign]
+    return starlette
+
+
+class _Layers:
+    """Builds the layers of an application when it starts, as it does itself; the router is last."""
+
+    def __init__(self, app: Starlette, settings: Settings) -> None:
+        self._app: Final = app
+        self._build: Final = app.build_middleware_stack
+        self._settings: Final = settings
+
+    def __call__(self) -> App:
+        return Router(self._build(), self._settings, outermost=self._app)

@@ -24,7 +24,7 @@ from typing import Any
 from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.call import CALL_KEY
 
-__all__ = ["app", "counted"]
+__all__ = ["app", "counted", "next_order"]
 
 THINKING_S = float(os.environ.get("TEST_THINKING_S", "0.02"))
 """How long a counted call takes, as a model would, so that some are in flight at any time."""
@@ -40,6 +40,16 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
     try:
         writer.write(json.dumps(_report(scope, body)).encode() + b"\n")
         await _obey(reader, writer, send)
+    finally:
+        writer.close()
+
+
+async def next_order(scope: Scope, body: bytes) -> None:
+    """Report a call, and wait until the control says anything about it."""
+    reader, writer = await asyncio.open_unix_connection(os.environ["TEST_CONTROL"])
+    try:
+        writer.write(json.dumps(_report(scope, body)).encode() + b"\n")
+        await reader.readline()
     finally:
         writer.close()
 

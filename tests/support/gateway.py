@@ -23,7 +23,10 @@ from rollout_router.transport.sandbox.wire import HISTORY_HEADER
 
 __all__ = [
     "COMMAND",
+    "PATIENCE_S",
+    "TESTS",
     "Gateway",
+    "Server",
     "Shim",
     "alone",
     "connections",
@@ -47,8 +50,11 @@ def import_path() -> str:
     return os.pathsep.join([str(TESTS), *([inherited] if inherited else [])])
 
 
-class _Process:
-    """A command of the product whose lines on stderr can be waited for."""
+class Process:
+    """A command, by default of the product, whose lines on stderr can be waited for."""
+
+    program = COMMAND
+    patience_s = PATIENCE_S
 
     def __init__(
         self,
@@ -56,9 +62,11 @@ class _Process:
         environment: dict[str, str] | None = None,
         *,
         stdout: int = subprocess.DEVNULL,
+        cwd: Path | None = None,
     ) -> None:
         self.process = subprocess.Popen(
-            [COMMAND, *arguments],
+            [self.program, *arguments],
+            cwd=cwd,
             stderr=subprocess.PIPE,
             stdout=stdout,
             stdin=subprocess.DEVNULL,
@@ -73,7 +81,7 @@ class _Process:
     def wait_line(self, text: str) -> str:
         """Wait for a line on stderr that contains *text*; lines before it are passed over."""
         while True:
-            line = self._lines.get(timeout=PATIENCE_S)
+            line = self._lines.get(timeout=self.patience_s)
             if line is None:
                 raise RuntimeError(f"ended before it said {text!r}:\n{''.join(self.log)}")
             if text in line:
@@ -101,7 +109,70 @@ class _Process:
         self._lines.put(None)
 
 
-class Gateway(_Process):
+class Server(Process):
+    """A running service, known by its public port and its store."""
+
+    state_dir: Path
+    prefix = "/sessions"
+
+    @property
+    def url(self) -> str:
+        """Base URL of the public port."""
+        raise NotImplementedError
+
+    def client(self, **options: Any) -> httpx.Client:
+        """A client of the public port. The caller closes it."""
+        return httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE_S, **options)
+
+    def connect(self) -> socket.socket:
+        """A bare connection to the public port. The caller closes it."""
+        address = urlsplit(self.url)
+        return socket.create_connection((str(address.hostname), int(address.port or 0)))
+
+    def post(
+        self,
+        rollout_id: str,
+        body: bytes,
+        *,
+        keep: bool = True,
+        headers: dict[str, str] | None = None,
+        path: str = "/v1/responses",
+    ) -> httpx.Response:
+        """One full request on a connection of its own, so that any worker may take it."""
+        sent = {"content-type": "application/json", **(headers or {})}
+        if keep:
+            sent.setdefault(HISTORY_HEADER, "keep")
+        with self.client() as client:
+            return client.post(f"{self.prefix}/{rollout_id}{path}", content=body, headers=sent)
+
+    def pid_of(self, worker_id: str) -> int:
+        """The process of a worker that is alive."""
+        for worker in self.json("workers", "list")["workers"]:
+            if worker["id"] == worker_id:
+                return int(worker["pid"])
+        raise LookupError(f"no worker {worker_id}")
+
+    def kill_worker(self, worker_id: str) -> None:
+        """SIGKILL a worker and wait until it is dead. Its replacement may still be starting."""
+        kill_and_wait(self.pid_of(worker_id))
+
+    def json(self, *command: str) -> dict[str, Any]:
+        """The document that a listing prints with ``--json``."""
+        done = subprocess.run(
+            [COMMAND, *command, "--json", "--state-dir", str(self.state_dir)],
+            capture_output=True,
+            check=True,
+            text=True,
+        )
+        document: dict[str, Any] = json.loads(done.stdout)
+        return document
+
+    def claims(self) -> dict[str, dict[str, Any]]:
+        """The claims by rollout."""
+        return {claim["rollout_id"]: claim for claim in self.json("claims", "list")["claims"]}
+
+
+class Gateway(Server):
     """The service, ready to take calls.
 
     Args:
@@ -152,42 +223,6 @@ class Gateway(_Process):
         """Base URL of the public port."""
         return str(self.ready["url"])
 
-    def client(self, **options: Any) -> httpx.Client:
-        """A client of the public port. The caller closes it."""
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE_S, **options)
-
-    def connect(self) -> socket.socket:
-        """A bare connection to the public port. The caller closes it."""
-        address = urlsplit(self.url)
-        return socket.create_connection((str(address.hostname), int(address.port or 0)))
-
-    def post(
-        self,
-        rollout_id: str,
-        body: bytes,
-        *,
-        keep: bool = True,
-        headers: dict[str, str] | None = None,
-        path: str = "/v1/responses",
-    ) -> httpx.Response:
-        """One full request on a connection of its own, so that any worker may take it."""
-        sent = {"content-type": "application/json", **(headers or {})}
-        if keep:
-            sent.setdefault(HISTORY_HEADER, "keep")
-        with self.client() as client:
-            return client.post(f"/sessions/{rollout_id}{path}", content=body, headers=sent)
-
-    def pid_of(self, worker_id: str) -> int:
-        """The process of a worker that is alive."""
-        for worker in self.json("workers", "list")["workers"]:
-            if worker["id"] == worker_id:
-                return int(worker["pid"])
-        raise LookupError(f"no worker {worker_id}")
-
-    def kill_worker(self, worker_id: str) -> None:
-        """SIGKILL a worker and wait until it is dead. Its replacement may still be starting."""
-        kill_and_wait(self.pid_of(worker_id))
-
     def kill_all(self) -> None:
         """SIGKILL the supervisor and every worker, and wait until all are dead.
 
@@ -200,21 +235,6 @@ class Gateway(_Process):
     def wait_replaced(self) -> None:
         """Wait until the supervisor's replacement serves."""
         self.wait_line(" serves model at ")
-
-    def json(self, *command: str) -> dict[str, Any]:
-        """The document that a listing prints with ``--json``."""
-        done = subprocess.run(
-            [COMMAND, *command, "--json", "--state-dir", str(self.state_dir)],
-            capture_output=True,
-            check=True,
-            text=True,
-        )
-        document: dict[str, Any] = json.loads(done.stdout)
-        return document
-
-    def claims(self) -> dict[str, dict[str, Any]]:
-        """The claims by rollout."""
-        return {claim["rollout_id"]: claim for claim in self.json("claims", "list")["claims"]}
 
     def force(self, rollout_id: str) -> None:
         """Take a rollout away from its owner, as an operator does."""
@@ -234,7 +254,7 @@ class Gateway(_Process):
             return [json.loads(line) for line in lines]
 
 
-class Shim(_Process):
+class Shim(Process):
     """A running ``rollout-router shim`` in front of a gateway."""
 
     def __init__(self, folder: Path, gateway_url: str, *arguments: str) -> None:

@@ -37,6 +37,7 @@ ROOMS = {
     "routing": {*SHARED, "claims", "history", "transport"},
     "gateway": SHARED,
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},
+    "integrations": {"asgi", "routing"},
     "demo": {"processes", "transport"},
     "harness": {"claims", "processes"},
     "operate": {"claims"},

@@ -1,18 +1,20 @@
 # SPDX-License-Identifier: Apache-2.0
 """Putting the router around an application."""
 
+import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import cast
 
 import httpx
 import pytest
-from fastapi import FastAPI
+from fastapi import FastAPI, Request, Response
 from starlette.applications import Starlette
+from starlette.middleware.base import RequestResponseEndpoint
 from support.routing import Application, Client, Rig
 
 from rollout_router import install
 from rollout_router.asgi import App, Message
+from rollout_router.errors import ResponseCut
 from rollout_router.routing import Router, Settings
 
 SETTINGS = Settings(state_dir=Path("/s"), run_dir=Path("/r"))
@@ -23,9 +25,7 @@ def test_a_starlette_application_is_changed_in_place(kind: type[Starlette]) -> N
     app = kind()
 
     assert install(app, SETTINGS) is app
-    (layer,) = app.user_middleware
-    assert layer.cls is cast("object", Router)
-    assert layer.kwargs == {"settings": SETTINGS, "outermost": app}
+    assert isinstance(app.build_middleware_stack(), Router)
 
 
 def test_any_other_application_is_wrapped() -> None:
@@ -40,12 +40,22 @@ def test_any_other_application_is_wrapped() -> None:
 @pytest.mark.parametrize("make", [FastAPI, Starlette, Application])
 def test_installing_twice_raises_and_changes_nothing(make: Callable[[], App]) -> None:
     app = install(make(), SETTINGS)
-    layers = len(app.user_middleware) if isinstance(app, Starlette) else None
 
     with pytest.raises(ValueError, match="already installed"):
         install(app, SETTINGS)
 
-    assert layers is None or (isinstance(app, Starlette) and len(app.user_middleware) == layers)
+    if isinstance(app, Starlette):
+        router = app.build_middleware_stack()
+        assert isinstance(router, Router)
+        assert not isinstance(router.app, Router)
+
+
+async def test_an_application_that_has_started_is_refused() -> None:
+    app = Starlette()
+    await Client().ask(app)
+
+    with pytest.raises(RuntimeError, match="has started"):
+        install(app, SETTINGS)
 
 
 async def test_an_installed_fastapi_application_routes_through_its_lifespan(rig: Rig) -> None:
@@ -80,6 +90,35 @@ async def test_an_installed_fastapi_application_routes_through_its_lifespan(rig:
         "lifespan.shutdown.complete",
     ]
     assert rig.store.read("r1") is None  # the leaver gave it back
+
+
+async def test_r4_a_layer_that_is_added_later_ends_no_answer_that_was_cut(rig: Rig) -> None:
+    app = FastAPI()
+    install(app, rig.settings())
+
+    @app.middleware("http")
+    async def pass_on(request: Request, call_next: RequestResponseEndpoint) -> Response:
+        return await call_next(request)
+
+    owner = rig.owner()
+
+    async def cut(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await owner.request(reader)
+        writer.write(b"HTTP/1.1 200 OK\r\ntransfer-encoding: chunked\r\n\r\n1\r\na\r\n")
+        await writer.drain()
+
+    await owner.listen(cut)
+    app.middleware_stack = router = app.build_middleware_stack()
+    assert isinstance(router, Router)
+    await router.start_worker()
+    rig.routers.append(router)
+    client = Client()
+
+    with pytest.raises(ResponseCut):
+        await client.ask(app)
+
+    assert client.status == 200
+    assert not client.complete
 
 
 async def test_a_lifespan_that_never_started_answers_503_for_what_would_be_routed(

@@ -1,0 +1,90 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder of a run: one each, gone when nobody is in it, never while anybody is."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from rollout_router.integrations import run_folder
+from rollout_router.integrations.run_folder import join_run, leave_run, make_run
+
+JOIN = """
+import sys
+from pathlib import Path
+from rollout_router.integrations.run_folder import join_run
+join_run(Path(sys.argv[1]))
+print("joined", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture(autouse=True)
+def place(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setattr(run_folder, "PLACES", (folder / "missing", folder))
+    return folder
+
+
+def test_a_folder_is_private_and_named_by_its_service(place: Path) -> None:
+    folder = make_run("a/service with a name " + "x" * 99)
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert folder.parent == place
+    assert folder.name.startswith("rollout-router-run.a-service-with-a-name-xxx")
+    assert len(folder.name) < 70
+    leave_run(folder)
+
+
+def test_the_next_run_removes_what_a_killed_one_left_and_spares_one_that_lives(
+    place: Path,
+) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", JOIN, str(_left(place, "rollout-router-run.living"))],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"joined\n"
+        _left(place, "rollout-router-run.over")
+        _left(place, "somebody else's")
+        (place / "rollout-router-run.link").symlink_to(place / "somebody else's")
+        folder = make_run("policy")
+        assert {path.name for path in place.iterdir()} == {
+            *("rollout-router-run.living", "rollout-router-run.link", "somebody else's"),
+            folder.name,
+        }
+    leave_run(folder)
+    leave_run(make_run("policy"))  # the living one is over by now
+    assert {path.name for path in place.iterdir()} == {
+        *("rollout-router-run.link", "somebody else's")
+    }
+
+
+def test_a_folder_outlives_its_maker_while_a_worker_is_in_it() -> None:
+    folder = make_run("policy")
+    command = [sys.executable, "-c", JOIN, str(folder)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as worker:
+        assert worker.stdout is not None
+        assert worker.stdout.readline() == b"joined\n"
+        leave_run(folder)
+        assert folder.exists()
+
+
+def test_a_run_that_is_over_cannot_be_joined() -> None:
+    folder = make_run("policy")
+    leave_run(folder)
+    with pytest.raises(FileNotFoundError):
+        join_run(folder)
+
+
+def test_without_a_place_it_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_folder, "PLACES", (Path("/no/such/place"),))
+    with pytest.raises(OSError, match="give state_dir and run_dir"):
+        make_run("policy")
+
+
+def _left(place: Path, name: str) -> Path:
+    folder = place / name
+    (folder / "state").mkdir(parents=True)
+    return folder
