@@ -5,21 +5,26 @@
 """
 
 import asyncio
+import http.client
 import resource
 import time
 from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack, closing, contextmanager
 from statistics import quantiles
 
 import psutil
 import pytest
-from support.gateway import PATIENCE_S, Gateway, alone
-from support.streaming_app import EVENTS, event
+from support.gateway import PATIENCE_S, Gateway, alone, wait_until
+from support.streaming_app import EVENTS, PIECE, event
 
 STREAM_BYTES_MAX = 256 * 1024
 """What a stream in flight may cost both workers together, its connections and its rollout with it:
 some tasks, parsers and small buffers at each end. Four times what was measured; a worker that kept
 a read buffer full (256 KiB in uvloop) for each stream would be above it."""
+
+SLOW_BYTES_MAX = 8 * 1024**2
+"""What an answer may cost both workers whose client does not read: some buffers of 64 to 256 KiB at
+each end, and what the allocator keeps. The answers have 32 MiB and 1 GiB."""
 
 
 class Line:
@@ -99,6 +104,49 @@ def test_r4_streams_in_flight_half_of_them_forwarded_end_whole_in_bounded_memory
         asyncio.run(_stream(gateway, streams))
     assert gateway.stop() == 0
     assert "Traceback" not in "".join(gateway.log)
+
+
+@pytest.mark.parametrize("pieces", [512, pytest.param(16 * 1024, marks=pytest.mark.long)])
+def test_r4_a_client_that_does_not_read_a_long_forwarded_answer_costs_little(
+    serve: Callable[..., Gateway], pieces: int
+) -> None:
+    gateway = serve("--app", "support.streaming_app:app", "--no-history-delta", "--route-always")
+    owner, other = (str(worker["id"]) for worker in gateway.ready["workers"])
+    with (
+        closing(_connection(gateway, owner)) as asking,
+        closing(_connection(gateway, other)) as slow,
+    ):
+        _ask(asking, "/sessions/r/claim")
+        before_bytes = _memory_bytes(gateway)
+        slow.request("POST", f"/sessions/r/flood/{pieces}")
+        answer = slow.getresponse()
+        assert answer.headers["rollout-worker"] == owner
+        first = answer.read(len(PIECE))
+
+        # The owner answers between two pieces, so it is asked for one that it cannot send.
+        wait_until(lambda: len({_ask(asking, "/flooded") for _ in range(9)}) == 1, "nothing leaves")
+        assert int(_ask(asking, "/flooded")) < pieces
+        held_bytes = _memory_bytes(gateway) - before_bytes
+
+        left = pieces * len(PIECE) - len(first)
+        while piece := answer.read(len(PIECE)):
+            left -= len(piece)
+    print(f"\n{pieces} pieces, their reader waits: {held_bytes / 1024:.0f} KiB")  # noqa: T201 - as below
+    assert left == 0
+    assert held_bytes < SLOW_BYTES_MAX
+
+
+def _connection(gateway: Gateway, worker: str) -> http.client.HTTPConnection:
+    """A connection that leads to one worker."""
+    connection = http.client.HTTPConnection(gateway.url.removeprefix("http://"), timeout=PATIENCE_S)
+    with alone(gateway, worker):
+        _ask(connection, "/held")
+    return connection
+
+
+def _ask(connection: http.client.HTTPConnection, path: str) -> bytes:
+    connection.request("POST", path)
+    return connection.getresponse().read()
 
 
 async def _stream(gateway: Gateway, number: int) -> None:
