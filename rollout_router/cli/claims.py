@@ -13,21 +13,18 @@ import click
 
 from rollout_router.claims import (
     Claim,
-    ClaimsError,
-    Unreadable,
     Verdict,
     valid_nonce,
 )
 from rollout_router.cli.claims_changes import force, reap
-from rollout_router.cli.claims_owners import Owners, open_store, row_of
+from rollout_router.cli.claims_owners import Owners, open_store, row_of, surveyed
 from rollout_router.cli.claims_show import show_claim
 from rollout_router.cli.claims_verify import verify
-from rollout_router.cli.claims_view import described, name_each, print_table, progress
+from rollout_router.cli.claims_view import described, name_each, print_table
 from rollout_router.cli.flags import (
     DURATION,
     SCHEMA,
     ExitCode,
-    ended_by,
     flag,
     json_flag,
     state_dir_flag,
@@ -111,18 +108,10 @@ def list_claims(
     store = open_store(state_dir)
     asked = _Filter(worker=worker, verdict=verdict, older_than=older_than)
     owners, now = Owners(store), datetime.now(UTC)
-    found: list[dict[str, Any]] = []
-    unreadable: list[Unreadable] = []
-    with (
-        ended_by(ClaimsError, ExitCode.FAILED),
-        progress("reading claims", store.count_files()) as step,
-    ):
-        for record in store.survey():
-            step()
-            if isinstance(record, Unreadable):
-                unreadable.append(record)
-            elif asked.takes(record, owners=owners, now=now):
-                found.append(row_of(record, owners))
+    found, unreadable = surveyed(
+        store,
+        lambda claim: row_of(claim, owners) if asked.takes(claim, owners=owners, now=now) else None,
+    )
     if as_json:
         document = {"schema": SCHEMA, "store_id": store.store_id, "claims": found}
         click.echo(json.dumps({**document, "unreadable": [described(bad) for bad in unreadable]}))

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening a store for a command, its owners, and a claim as every document shows it."""
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,10 +12,12 @@ from rollout_router.claims import (
     Judgement,
     OwnerIdentity,
     StoreRefused,
+    Unreadable,
 )
+from rollout_router.cli.claims_view import progress
 from rollout_router.cli.flags import ExitCode, ended_by
 
-__all__ = ["Owners", "open_store", "open_to_change", "row_of"]
+__all__ = ["Owners", "open_store", "open_to_change", "row_of", "surveyed"]
 
 
 class Owners:
@@ -61,3 +64,25 @@ def row_of(claim: Claim, owners: Owners) -> dict[str, Any]:
         "verdict": judgement.verdict.value if judgement else None,
         "claimed_at": claim.at,
     }
+
+
+def surveyed(
+    store: FileClaimStore, row: Callable[[Claim], dict[str, Any] | None]
+) -> tuple[list[dict[str, Any]], list[Unreadable]]:
+    """What *row* makes of every claim of *store*, but None; and what cannot be read.
+
+    Ends the command where the store cannot be read at all.
+    """
+    found: list[dict[str, Any]] = []
+    unreadable: list[Unreadable] = []
+    with (
+        ended_by(ClaimsError, ExitCode.FAILED),
+        progress("reading claims", store.count_files()) as step,
+    ):
+        for record in store.survey():
+            step()
+            if isinstance(record, Unreadable):
+                unreadable.append(record)
+            elif (made := row(record)) is not None:
+                found.append(made)
+    return found, unreadable

@@ -11,10 +11,10 @@ from typing import Any, Final
 
 import click
 
-from rollout_router.claims import Claim, ClaimsError, Unreadable, valid_rollout_id
-from rollout_router.cli.claims_owners import Owners, open_store, row_of
+from rollout_router.claims import Claim, valid_rollout_id
+from rollout_router.cli.claims_owners import Owners, open_store, row_of, surveyed
 from rollout_router.cli.claims_show import show
-from rollout_router.cli.claims_view import described, name_each, print_table, progress
+from rollout_router.cli.claims_view import described, name_each, print_table
 from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
 from rollout_router.routing.sessions import PREFIX, session_name
 
@@ -47,18 +47,7 @@ def list_sessions(*, state_dir: Path, as_json: bool) -> None:
     """
     store = open_store(state_dir)
     owners = Owners(store)
-    found: list[dict[str, Any]] = []
-    unreadable: list[Unreadable] = []
-    with (
-        ended_by(ClaimsError, ExitCode.FAILED),
-        progress("reading claims", store.count_files()) as step,
-    ):
-        for record in store.survey():
-            step()
-            if isinstance(record, Unreadable):
-                unreadable.append(record)
-            elif (row := _row(record, owners)) is not None:
-                found.append(row)
+    found, unreadable = surveyed(store, lambda claim: _row(claim, owners))
     found.sort(key=lambda row: str(row["name"]))
     if as_json:
         document = {"schema": SCHEMA, "store_id": store.store_id, "sessions": found}
