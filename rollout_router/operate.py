@@ -60,7 +60,7 @@ class Blocker:
     Attributes:
         worker_id: the worker that has the call in hand, or that is silent.
         rollout_id: of the call; None for a silent worker.
-        claim_epoch: under which it runs; None for a silent worker.
+        claim_epoch: under which it runs; None for a silent worker, and where a claim is on its way.
         why: for people.
     """
 
@@ -178,6 +178,7 @@ def _blockers_at(worker: OwnerIdentity | Unreadable, wait_s: float) -> list[Bloc
             (call["rollout_id"], call["claim_epoch"], call["seconds"])
             for call in status["in_flight"]
         ]
+        changing = [str(rollout_id) for rollout_id in status["claims_changing"]]
     except WorkerSilent as error:
         return [_silent(worker.nonce, str(error))]
     except (KeyError, TypeError) as error:
@@ -192,6 +193,14 @@ def _blockers_at(worker: OwnerIdentity | Unreadable, wait_s: float) -> list[Bloc
             why=f"a call is in flight for {seconds:.1f} s",
         )
         for rollout_id, claim_epoch, seconds in calls
+    ] + [
+        Blocker(
+            worker_id=worker.nonce,
+            rollout_id=rollout_id,
+            claim_epoch=None,
+            why="its claim is being taken or given back",
+        )
+        for rollout_id in changing
     ]
 
 

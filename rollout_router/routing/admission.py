@@ -5,6 +5,7 @@ The gate file is read when the worker starts and then by its housekeeping; a req
 access for it. A gate that cannot be read is closed. A worker may close its own gate for good.
 """
 
+import threading
 from pathlib import Path
 
 from rollout_router.claims import Gate, read_gate
@@ -21,6 +22,7 @@ class Admission:
         """Read the gate: a worker that starts while it is closed starts closed."""
         self._state_dir = state_dir
         self._own: Gate | None = None
+        self._reading = threading.Lock()  # what was read first may not be kept last
         self._shared = read_gate(state_dir)
 
     @property
@@ -45,7 +47,8 @@ class Admission:
 
     def refresh(self) -> None:
         """Read the gate again. Blocks for one small read: call it in a thread."""
-        self._shared = read_gate(self._state_dir)
+        with self._reading:
+            self._shared = read_gate(self._state_dir)
 
     def close_own(self, *, by: str, why: str) -> None:
         """Let nothing more in at this worker, whatever the gate file says; it leaves."""

@@ -76,6 +76,7 @@ def _status(worker: Worker) -> dict[str, Any]:
             }
             for call in worker.history.calls
         ],
+        "claims_changing": sorted(worker.ownership.busy),
     }
 
 
@@ -88,14 +89,14 @@ def _wait_s(scope: Scope) -> float:
 
 
 async def _quiet(worker: Worker, wait_s: float, receive: Receive) -> None:
-    """Wait until no call is in hand, the time is over, or whoever asked is gone."""
+    """Wait until no call is in hand and no claim on its way, or the time is over, or they left."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
     async def quiet() -> None:
-        while worker.history.calls:
+        while worker.history.calls or worker.ownership.busy:
             worker.ownership.changed.clear()
             await worker.ownership.changed.wait()
 

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """One request of a rollout or session on its way through, and the mark its answer will carry."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.claims.record import Kind
@@ -9,7 +9,7 @@ from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
 from rollout_router.routing.headers import Headers
 
-__all__ = ["Exchange", "Mark", "is_frame"]
+__all__ = ["Exchange", "Mark", "Progress", "is_frame"]
 
 
 class Mark:
@@ -24,6 +24,14 @@ class Mark:
         return [(wire.HISTORY, self.value)] if self.wanted else []
 
 
+@dataclass(slots=True)
+class Progress:
+    """How far the request got, for whoever has to answer it when it is given up."""
+
+    claim_epoch: int | None = None  # under which it is served or sent
+    dispatched: bool = False  # the application may have begun (R2)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Exchange:
     """A request and its client."""
@@ -33,6 +41,7 @@ class Exchange:
     client: Client
     mark: Mark
     kind: Kind = "rollout"
+    progress: Progress = field(default_factory=Progress)
 
     @classmethod
     def of(

@@ -88,6 +88,11 @@ class Hop:
         self._clock = asyncio.timeout(None)
         self._sent = Sent.NOTHING
 
+    @property
+    def dispatched(self) -> bool:
+        """Whether the request may have run."""
+        return self._sent is Sent.REQUEST
+
     async def to(self, target: Target) -> HopEnd:
         """Send the request to *target* and its answer to the client. Once.
 

@@ -24,12 +24,13 @@ from rollout_router.history import CallHandle
 from rollout_router.metrics import FENCED
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
-from rollout_router.routing.completion import Completion
+from rollout_router.routing.completion import HELD_S_MAX, Completion
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.headers import Headers
 from rollout_router.routing.keys import KEY_HEADERS
 from rollout_router.routing.making import CLOSE_KEY, AnswerWatch
 from rollout_router.routing.ownership import Held
+from rollout_router.routing.tasks import Tasks
 from rollout_router.routing.worker import Worker
 from rollout_router.transport.sandbox.frame import Frame, Malformed, TooLong, parse_frame, rebuild
 
@@ -52,6 +53,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         ClientGone: the client left before its body was complete.
     """
     claim, mark, client = held.grant.claim, exchange.mark, exchange.client
+    exchange.progress.claim_epoch = claim.claim_epoch
     call = Call(
         rollout_id=claim.rollout_id,
         claim_epoch=claim.claim_epoch,
@@ -91,7 +93,8 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         watch = AnswerWatch(worker, worker.sessions)
         scope[CLOSE_KEY] = partial(worker.ownership.close_session, held)
     extra = [*_names(call), *mark.headers()]
-    await _run(app, scope, client, body=body, extra=extra, watch=watch)
+    exchange.progress.dispatched = True
+    await _run(app, scope, client, tasks=worker.tasks, body=body, extra=extra, watch=watch)
 
 
 async def _run(
@@ -99,13 +102,14 @@ async def _run(
     scope: Scope,
     client: Client,
     *,
+    tasks: Tasks,
     body: bytes,
     extra: Headers,
     watch: AnswerWatch | None,
 ) -> None:
     """Give the whole body to the application and its answer to the client."""
     call: Call = scope[CALL_KEY]
-    completion = Completion(scope["method"])
+    answer = _Answer(client, tasks, method=scope["method"], extra=extra)
     delivered = False
 
     async def receive() -> Message:
@@ -119,20 +123,58 @@ async def _run(
     async def send(message: Message) -> None:
         if watch is not None:
             await watch.passing(message)
-        if (leaving := completion.passing(message)) is not None:
-            await client.send(_named(leaving, extra))
+        await answer.send(message)
 
     try:
         await app(scope, receive, send)
+        await answer.flush()
     except Exception as error:
         if client.started:
             raise
         # The answer is ours then, so that it carries the mark: the base is held all the same (H4).
         raise (watch.refusal if watch and watch.refusal else _failure(call, error)) from error
+    finally:
+        answer.stop()
     if watch is not None and watch.refusal is not None:  # the application went on all the same
         raise watch.refusal
     if not (client.started or client.gone.is_set()):
         raise _failure(call, RuntimeError("it returned without an answer"))
+
+
+class _Answer:
+    """The application's answer on its way to the client: its end when it is done (F2)."""
+
+    def __init__(self, client: Client, tasks: Tasks, *, method: str, extra: Headers) -> None:
+        self._client = client
+        self._tasks = tasks
+        self._completion = Completion(method)
+        self._extra = extra
+        self._timer: asyncio.TimerHandle | None = None
+
+    async def send(self, message: Message) -> None:
+        """Pass one message on, or hold it back for a bounded time."""
+        leaving = self._completion.passing(message)
+        if leaving is None:
+            loop = asyncio.get_running_loop()
+            self._timer = self._timer or loop.call_later(HELD_S_MAX, self._expire)
+            return
+        self.stop()
+        await self._client.send(_named(leaving, self._extra))
+
+    async def flush(self) -> None:
+        """Send what is held back, without an end that the application did not give."""
+        self.stop()
+        if held := self._completion.take():
+            await self._client.send({"type": "http.response.body", "body": held, "more_body": True})
+
+    def stop(self) -> None:
+        """Let nothing more leave by itself."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _expire(self) -> None:
+        self._tasks.spawn(self.flush(), name="the last bytes of an answer")
 
 
 def _named(message: Message, extra: Headers) -> Message:

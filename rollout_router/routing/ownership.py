@@ -15,7 +15,7 @@ All methods run on the event loop; every call that takes a lock runs in a thread
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar, assert_never
@@ -99,6 +99,11 @@ class Ownership:
     def grants(self) -> Mapping[str, Grant]:
         """What memory holds now, by rollout."""
         return self._grants
+
+    @property
+    def busy(self) -> Iterable[str]:
+        """The rollouts whose claim is being taken or given back now."""
+        return self._busy.keys()
 
     @property
     def leaving(self) -> bool:

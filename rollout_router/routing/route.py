@@ -9,6 +9,7 @@ disk before it is used, under the stripe lock before it moves.
 What follows from it: R2, R3, C3, C4.
 """
 
+import asyncio
 import logging
 from contextlib import suppress
 from datetime import UTC, datetime
@@ -222,9 +223,14 @@ class _Route:
         watchers: dict[Watcher, Exception] = {watch_life: _OwnerDied()}
         if not self._exchange.client.body_is_whole:
             watchers[self._exchange.client.read_ahead] = ClientGone()
+        progress = self._exchange.progress
+        progress.claim_epoch = target.claim_epoch
         try:
             async with guarded(worker.tasks, watchers):
                 end = await hop.to(target)
+        except asyncio.CancelledError:
+            progress.dispatched = hop.dispatched
+            raise
         except _OwnerDied as death:
             raise hop.ended(Event.DEAD, target, "its owner died with the call in hand") from death
         if end is HopEnd.DELIVERED:

@@ -36,6 +36,7 @@ from rollout_router.routing.worker import Worker
 __all__ = ["Router"]
 
 UPGRADE_REQUIRED: Final = 426
+_EPOCH_DIGITS_MAX: Final = 20  # of 64 bits; more are no epoch that anybody holds
 
 
 class Router:
@@ -195,7 +196,7 @@ class Router:
         """A request over the private socket: served here or refused, never forwarded (R1)."""
         worker = self.worker
         found = self._identify(scope)
-        expected = wire.first(scope["headers"], wire.EXPECT_EPOCH) or b""
+        expected = (wire.first(scope["headers"], wire.EXPECT_EPOCH) or b"")[:_EPOCH_DIGITS_MAX]
         exchange = Exchange.of(
             found.rollout_id if isinstance(found, Rollout) else "",
             scope,
@@ -231,11 +232,16 @@ class Router:
         await send({"type": "websocket.http.response.body", "body": b""})
 
 
-def _interrupted(rollout_id: str) -> Refusal:
+def _interrupted(exchange: Exchange) -> Refusal:
+    """The worker is past the deadline of its drain."""
+    code, what = "draining", "nothing ran, send again"
+    if exchange.progress.dispatched:
+        code, what = "owner_lost_in_flight", "it may have run"
     return Refusal(
-        "owner_lost_in_flight",
-        f"the worker of rollout {rollout_id} left before the call was answered; it may have run",
-        rollout_id=rollout_id,
+        code,
+        f"the worker of rollout {exchange.rollout_id} left before the call was answered; {what}",
+        rollout_id=exchange.rollout_id,
+        claim_epoch=exchange.progress.claim_epoch,
     )
 
 
@@ -301,7 +307,7 @@ async def _answered(worker: Worker, exchange: Exchange, work: Coroutine[Any, Any
         return
     except asyncio.CancelledError:
         if not (client.started or client.gone.is_set()):
-            await _refuse(exchange, _interrupted(exchange.rollout_id), worker)
+            await _refuse(exchange, _interrupted(exchange), worker)
         raise
 
 

@@ -243,6 +243,10 @@ def _preloaded(config: ServeConfig) -> list[str]:
     return modules
 
 
+_UNKNOWN: Final = 255
+"""What multiprocessing says where the fork server ended first."""
+
+
 async def _ended(pidfd: int) -> None:
     """Wait for the end of a process. Its pidfd is readable then; see pidfd_open(2)."""
     loop, ended = asyncio.get_running_loop(), asyncio.Event()
@@ -259,6 +263,6 @@ def _tell(pidfd: int, number: signal.Signals) -> None:
 
 
 def _ending(code: int | None) -> str:
-    if code is None:
+    if code is None or code == _UNKNOWN:
         return "ended"
     return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -16,6 +16,7 @@ import logging
 import math
 import os
 import resource
+import signal
 import socket
 import sys
 from contextlib import suppress
@@ -122,7 +123,7 @@ class _WorkerServer(uvicorn.Server):
         if gone:
             asyncio.get_running_loop().remove_reader(self._link)  # its end would be read for ever
             logging.getLogger(__name__).warning("the supervisor is gone: this worker drains")
-            self.should_exit = True
+            signal.raise_signal(signal.SIGTERM)  # raised again at the end: no thread outlives it
 
 
 class _WithoutCuts(logging.Filter):

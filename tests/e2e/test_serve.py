@@ -338,6 +338,20 @@ def test_c7_the_service_outlives_its_ready_file_and_the_reader_of_its_log(
     assert len(gateway.json("workers", "list")["workers"]) == 3
 
 
+def test_a_worker_without_a_supervisor_ends_though_a_thread_of_its_application_does_not(
+    serve: Callable[..., Gateway],
+) -> None:
+    gateway = serve("--app", "support.app:stuck", "--drain-seconds", "0.1", workers=1)
+    ended = os.pidfd_open(gateway.ready["workers"][0]["pid"])
+    with gateway.connect() as client:
+        client.sendall(b"POST /sessions/r/x HTTP/1.1\r\nHost: x\r\nContent-Length: 0\r\n\r\n")
+        gateway.wait_line("stuck")
+
+        kill_and_wait(gateway.process.pid)
+
+        wait_dead(ended)
+
+
 def test_c3_workers_outlive_the_process_that_they_were_forked_from(gateway: Gateway) -> None:
     owner = gateway.post("r", BODY).headers["rollout-worker"]
     first, second = (worker["pid"] for worker in gateway.ready["workers"])

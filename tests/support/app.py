@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -24,7 +25,7 @@ from typing import Any
 from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.call import CALL_KEY
 
-__all__ = ["app", "counted", "next_order"]
+__all__ = ["app", "counted", "next_order", "stuck"]
 
 THINKING_S = float(os.environ.get("TEST_THINKING_S", "0.02"))
 """How long a counted call takes, as a model would, so that some are in flight at any time."""
@@ -52,6 +53,16 @@ async def next_order(scope: Scope, body: bytes) -> None:
         await reader.readline()
     finally:
         writer.close()
+
+
+async def stuck(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answer nothing, and keep a thread that ends when the process does."""
+    _ = send
+    if scope["type"] != "http":
+        raise RuntimeError("this application serves HTTP alone")
+    if await _body(receive) is not None:
+        print("stuck", file=sys.stderr, flush=True)  # noqa: T201 - for who waits in the log
+        await asyncio.to_thread(threading.Event().wait)
 
 
 async def counted(scope: Scope, receive: Receive, send: Send) -> None:

@@ -6,6 +6,7 @@ every byte and answered every request that it found whole, or has ended the conn
 """
 
 import asyncio
+import logging
 import re
 from collections.abc import Callable
 from contextlib import suppress
@@ -157,18 +158,21 @@ class _Port:
                 ws="none",
                 lifespan="off",
                 log_config=None,
-                log_level="critical",
                 access_log=False,
             )
         )
+        self._logger = logging.getLogger("uvicorn.error")
+        self._level = self._logger.level
 
     async def start(self) -> None:
+        self._logger.setLevel(logging.CRITICAL)  # of the process
         self._server.config.load()
         self._server.lifespan = self._server.config.lifespan_class(self._server.config)
         await self._server.startup()
 
     async def stop(self) -> None:
         await self._server.shutdown()
+        self._logger.setLevel(self._level)
 
 
 class Ports:

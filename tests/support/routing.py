@@ -29,11 +29,13 @@ from rollout_router.routing import Router, Settings
 from rollout_router.routing.worker import Worker
 
 __all__ = [
+    "PATIENCE_S",
     "AppCall",
     "Application",
     "Client",
     "PausedStore",
     "Rig",
+    "Script",
     "ScriptedOwner",
     "answer",
     "never",

@@ -45,6 +45,23 @@ async def test_r6_close_names_what_is_still_in_hand_and_stays_closed(rig: Rig) -
     assert b"a checkpoint" in refused.content
 
 
+async def test_r6_while_a_claim_is_being_taken_a_closed_gate_is_not_quiet(rig: Rig) -> None:
+    router, worker = await rig.start(Application())
+    taking = rig.pause_claims(worker).pause("take")
+    client = Client()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        await taking.reached.wait()
+
+        (blocker,) = await asyncio.to_thread(close, rig.state_dir)
+
+        taking.go()
+    assert (blocker.worker_id, blocker.rollout_id) == (worker.id, "r1")
+    assert "claim" in blocker.why
+    assert client.status == 503
+    assert await asyncio.to_thread(close, rig.state_dir, wait_s=20) == ()
+
+
 async def test_r6_close_waits_for_calls_in_flight_as_long_as_it_may(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -216,6 +233,7 @@ async def test_a_worker_says_what_it_has_in_hand(rig: Rig) -> None:
         "claims": 1,
         "gate": {"open": True, "by": "", "why": ""},
         "in_flight": [],
+        "claims_changing": [],
     }
 
 

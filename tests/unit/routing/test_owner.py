@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from support.metrics import counted
-from support.routing import AppCall, Application, Client, Rig, answer, never
+from support.routing import AppCall, Application, Client, Rig, Script, answer, never
 
 from rollout_router.asgi import Message, Receive
 from rollout_router.claims import Gate, StoreUnavailable, write_gate
@@ -575,3 +575,53 @@ async def test_f2_a_client_has_the_whole_answer_when_the_application_is_done(rig
         early = client.content
         recorded.set()
     assert (early, client.content) == (b"", b"fine")
+
+
+def all_at_once(then: Script) -> Script:
+    """Sends the whole answer, says that more follows, and does as it is told."""
+
+    async def script(call: AppCall) -> None:
+        headers = [(b"content-length", b"4")]
+        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+        await call.send({"type": "http.response.body", "body": b"fine", "more_body": True})
+        await then(call)
+
+    return script
+
+
+async def test_f2_an_application_that_returned_is_done_with_its_answer(rig: Rig) -> None:
+    router, _ = await rig.start(Application(all_at_once(silent)))
+
+    client = await full(FIRST).ask(router)
+
+    assert client.content == b"fine"
+    assert not client.complete, "its server says that no end came"
+
+
+async def test_f2_an_application_that_waits_for_its_client_to_leave_is_waited_for_a_while(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def wait(call: AppCall) -> None:
+        while (await call.receive())["type"] != "http.disconnect":
+            pass
+
+    monkeypatch.setattr(module, "HELD_S_MAX", 0)
+    router, _ = await rig.start(Application(all_at_once(wait)))
+    client = full(FIRST)
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        while not client.content:
+            client.written.clear()
+            await client.written.wait()
+        client.leave()
+    assert client.content == b"fine"
+
+
+async def test_r4_what_is_held_back_of_an_answer_that_failed_never_leaves(rig: Rig) -> None:
+    router, _ = await rig.start(Application(all_at_once(failing)))
+    client = full(FIRST)
+
+    with pytest.raises(LookupError):
+        await client.ask(router)
+
+    assert client.content == b""

@@ -13,6 +13,7 @@ from support.routing import AppCall, Application, Client, Rig, answer, never
 from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.claims import ClaimUnreadable, Gate, Grant, StoreUnavailable, write_gate
 from rollout_router.routing import Router, mint_key
+from rollout_router.routing.forward import HELD_BODY_BYTES_MAX
 from rollout_router.routing.worker import Worker
 from rollout_router.transport.hop import HopClient, HopRequest, HopResponse
 
@@ -318,6 +319,7 @@ async def hop(
         {"epoch": None},
         {"epoch": "x"},
         {"epoch": "-1"},
+        {"epoch": "9" * 5000},
         {"epoch": 1, "path": b"/health"},
         {"epoch": 1, "path": b"/sessions/%61/x"},
         {"epoch": 1, "path": b"/ng-control/r1/x"},
@@ -509,3 +511,58 @@ async def test_r6_calls_from_clients_leave_room_for_hops(rig: Rig) -> None:
 
         held.leave()
     assert forwarded.status == 200
+
+
+@pytest.mark.parametrize("whole", [True, False])
+async def test_r2_a_call_that_is_given_up_may_have_run_only_if_it_was_dispatched(
+    rig: Rig, *, whole: bool
+) -> None:
+    app = Application()
+    router, worker = await rig.start(app)
+    await Client().ask(router)  # it holds the claim
+    await app.arrived()
+    app.script = never
+    client = Client(None)
+    client.write(b"{", more=not whole)
+    asking = worker.tasks.spawn(client.ask(router), name="a call", heard=True)
+    await (app.arrived() if whole else worker_waits(client))
+
+    asking.cancel()  # as a server does at the deadline of the drain
+    await asyncio.wait([asking])
+
+    expected = (502, b'"owner_lost_in_flight"') if whole else (503, b'"draining"')
+    assert (client.status, expected[1] in client.content) == (expected[0], True)
+    assert client.epoch == rig.claim().claim_epoch
+    assert len(app.calls) == (2 if whole else 1)
+
+
+async def worker_waits(client: Client) -> None:
+    """Until more of the body is waited for than was sent."""
+    while client.reads < 2:
+        client.reading.clear()
+        await client.reading.wait()
+
+
+async def test_r2_a_forwarded_call_that_is_given_up_before_its_body_was_asked_for_ran_nowhere(
+    rig: Rig,
+) -> None:
+    owner, asked = rig.owner(), asyncio.Event()
+
+    async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        _ = writer
+        await reader.readuntil(b"\r\n\r\n")
+        asked.set()
+        await reader.read()
+
+    await owner.listen(serve)
+    router, worker = await rig.start(Application())
+    client = Client(None)
+    client.write(bytes(HELD_BODY_BYTES_MAX + 1), more=True)
+    asking = worker.tasks.spawn(client.ask(router), name="a call", heard=True)
+    await asked.wait()
+
+    asking.cancel()
+    await asyncio.wait([asking])
+
+    assert (client.status, client.epoch) == (503, rig.claim().claim_epoch)
+    assert b'"draining"' in client.content
