@@ -18,6 +18,8 @@ class Sent(Enum):
 
     NOTHING = "nothing: not one byte was written"
     HEAD = "the head, which asks for 100 Continue"
+    NEW_NOTHING = "nothing of a new rollout, which is placed"
+    NEW_HEAD = "the head of a new rollout, which asks for 100 Continue"
     REQUEST = "the body, or a request in one piece: dispatch may have begun"
     ANSWER = "the request, and its client has a part of the answer"
 
@@ -25,11 +27,11 @@ class Sent(Enum):
 class Event(Enum):
     """What came instead of a whole answer."""
 
-    LOST = "no connection, or it broke"
+    LOST = "no connection, it broke, or what came is no answer"
     DEAD = "the owner's life lock is free"
     MOVED = "421 from the owner"
     TIMED_OUT = "no answer within the limit"
-    UNCLAIMED = "a new rollout was not claimed within 10 s"
+    UNCLAIMED = "its claim was not taken within 10 s"
 
 
 class Then(Enum):
@@ -52,7 +54,13 @@ AFTER: Final[Mapping[tuple[Sent, Event], Then]] = {
     (Sent.HEAD, Event.DEAD): Then.JUDGE,
     (Sent.HEAD, Event.MOVED): Then.REREAD,
     (Sent.HEAD, Event.TIMED_OUT): Then.UNREACHABLE,
-    (Sent.HEAD, Event.UNCLAIMED): Then.HERE,
+    # Nobody is judged: no claim names the worker that a new rollout was placed at.
+    (Sent.NEW_NOTHING, Event.LOST): Then.HERE,
+    (Sent.NEW_NOTHING, Event.DEAD): Then.HERE,
+    (Sent.NEW_HEAD, Event.LOST): Then.HERE,
+    (Sent.NEW_HEAD, Event.DEAD): Then.HERE,
+    (Sent.NEW_HEAD, Event.MOVED): Then.REREAD,
+    (Sent.NEW_HEAD, Event.UNCLAIMED): Then.HERE,
     # A kept connection that its owner closed under the first byte is here as well: whether that
     # byte arrived cannot be known.
     (Sent.REQUEST, Event.LOST): Then.LOST_IN_FLIGHT,

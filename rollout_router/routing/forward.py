@@ -5,7 +5,8 @@ How far it got, and what that allows, is the table of ``dispatch``: this module 
 and raises what the table says.
 
 A new rollout goes to the worker that it is placed at. That one takes the claim before it asks for
-the body, and dispatch begins when it asks, however short the body is.
+the body, and dispatch begins when it asks, however short the body is. An empty one is sent as
+chunks: a head without a body would be a whole request, and could run after its time was over.
 """
 
 import asyncio
@@ -24,9 +25,17 @@ from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.headers import Headers
 from rollout_router.routing.hop_scope import scope_headers
 from rollout_router.routing.identity import path_of
-from rollout_router.transport.hop import ConnectFailed, HopClient, HopLost, HopRequest, HopResponse
+from rollout_router.transport.hop import (
+    AnswerRefused,
+    ConnectFailed,
+    HopClient,
+    HopLost,
+    HopRequest,
+    HopResponse,
+)
+from rollout_router.transport.hop_wire import HOP_BY_HOP
 
-__all__ = ["HELD_BODY_BYTES_MAX", "MOVED", "Hop", "HopEnd", "NotDispatched", "Target"]
+__all__ = ["HELD_BODY_BYTES_MAX", "MOVED", "Hop", "HopEnd", "NotDispatched", "NotPlaced", "Target"]
 
 HELD_BODY_BYTES_MAX: Final = 1024**2
 """A body up to here is held whole by the forwarder and sent in one go; a longer one waits for the
@@ -49,6 +58,10 @@ class NotDispatched(Exception):  # noqa: N818 - names what can be relied on
     """
 
 
+class NotPlaced(Exception):  # noqa: N818 - names what can be relied on
+    """Nothing of a new rollout's request can have run: its claim may be taken here."""
+
+
 class HopEnd(Enum):
     """How a hop ended that the forwarder may act on."""
 
@@ -63,7 +76,7 @@ class Target:
     owner: Owner
     socket: str
     claim_epoch: int | None  # None: of a new rollout, whose claim that worker takes
-    on_claimed: Callable[[], None] = lambda: None  # called when it has, if the request has a body
+    on_claimed: Callable[[], None] = lambda: None  # called when it has
 
 
 class Hop:
@@ -99,7 +112,7 @@ class Hop:
         The caller has filled the client's body up to ``HELD_BODY_BYTES_MAX``.
 
         Raises:
-            NotDispatched: nothing of it can have run.
+            NotDispatched, or NotPlaced of a new rollout: nothing of it can have run.
             Refusal: 502, 503 or 504; of a new rollout it names no claim epoch.
             ResponseCut: the answer had begun.
             ClientGone: the client left before its body was complete.
@@ -125,8 +138,10 @@ class Hop:
             what: became of that worker, for people.
         """
         match AFTER[Sent.ANSWER if self._client.started else self._sent, event]:
-            case Then.JUDGE | Then.HERE:
+            case Then.JUDGE:
                 return NotDispatched(what)
+            case Then.HERE:
+                return NotPlaced(what)
             case Then.UNREACHABLE:
                 OWNER_UNREACHABLE.inc()
                 return self._refusal(
@@ -144,24 +159,28 @@ class Hop:
                 assert_never(never)
 
     async def _head(self, target: Target) -> HopResponse:
-        placed = target.claim_epoch is None
         try:
             async with self._clock:
                 request = self._request(target)
-                asks = placed and self._sent is Sent.HEAD
-                self._wind(PLACED_S_MAX if asks else self._timeout_s)
+                new = self._sent is Sent.NEW_HEAD
+                self._wind(PLACED_S_MAX if new else self._timeout_s)
                 return await self._hops.send(target.socket, request)
         except ConnectFailed as error:
-            self._sent = Sent.NOTHING
+            self._sent = Sent.NEW_NOTHING if self._sent is Sent.NEW_HEAD else Sent.NOTHING
             raise self.ended(Event.LOST, target, str(error)) from error
         except HopLost as error:
-            raise self.ended(Event.LOST, target, f"its owner was lost: {error}") from error
+            raise self._lost(error, target) from error
         except TimeoutError as error:
-            if placed and self._sent is Sent.HEAD:
+            if self._sent is Sent.NEW_HEAD:
                 what = f"it did not take the claim within {PLACED_S_MAX} s"
                 raise self.ended(Event.UNCLAIMED, target, what) from error
             what = f"its owner gave no answer within {self._timeout_s} s"
             raise self.ended(Event.TIMED_OUT, target, what) from error
+
+    def _lost(self, error: HopLost, target: Target) -> Exception:
+        found = isinstance(error, AnswerRefused)  # by an owner that lives
+        what = "its answer cannot be passed on" if found else "its owner was lost"
+        return self.ended(Event.LOST, target, f"{what}: {error}")
 
     def _refusal(self, target: Target, code: str, what: str) -> Refusal:
         return Refusal(
@@ -194,10 +213,19 @@ class Hop:
         length = None if announced is None else int(announced)
         body = self._client.buffered()
         whole = self._client.body_is_whole
-        if whole and body and target.claim_epoch is None:
-            whole, length = False, len(body)
-        self._sent = Sent.REQUEST if whole else Sent.HEAD
-        epoch = wire.NEW if target.claim_epoch is None else b"%d" % target.claim_epoch
+        private = scope_headers(self._scope)
+        if target.claim_epoch is not None:
+            self._sent = Sent.REQUEST if whole else Sent.HEAD
+            epoch = b"%d" % target.claim_epoch
+        else:
+            self._sent, epoch = Sent.NEW_HEAD, wire.NEW
+            if whole and body:
+                length = len(body)
+            elif whole:
+                length = None
+                if wire.first(headers, b"transfer-encoding") is None:
+                    private.append((wire.EMPTY_BODY, announced or b""))
+            whole = False
         return HopRequest(
             method=self._scope["method"],
             target=_target(self._scope),
@@ -205,7 +233,7 @@ class Hop:
                 *_of_the_message(headers, self._identity),
                 (wire.HOP, b"1"),
                 (wire.EXPECT_EPOCH, epoch),
-                *scope_headers(self._scope),
+                *private,
             ],
             body=body if whole else b"",
             rest=None if whole else self._body(target),
@@ -227,7 +255,7 @@ class Hop:
                     {"type": "http.response.body", "body": chunk, "more_body": True}
                 )
         except HopLost as error:
-            raise self.ended(Event.LOST, target, f"its owner was lost: {error}") from error
+            raise self._lost(error, target) from error
         await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
@@ -244,7 +272,7 @@ def _of_the_message(headers: Headers, identity: bytes) -> Headers:
         if key.lower() == b"connection"
         for token in value.split(b",")
     }
-    dropped = wire.HOP_BY_HOP | (named - kept) | {b"content-length", b"expect"}
+    dropped = HOP_BY_HOP | (named - kept) | {b"content-length", b"expect"}
     return [
         (key, value)
         for key, value in headers

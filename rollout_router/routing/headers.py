@@ -8,11 +8,11 @@ __all__ = [
     "CLAIM_EPOCH",
     "CLIENT",
     "CONTROL",
+    "EMPTY_BODY",
     "EXPECT_EPOCH",
     "FRAME_TYPE",
     "HISTORY",
     "HOP",
-    "HOP_BY_HOP",
     "KEEP",
     "NEW",
     "ROOT_PATH",
@@ -38,22 +38,9 @@ EXPECT_EPOCH: Final = b"rollout-expect-epoch"
 KEEP: Final = b"keep"
 NEW: Final = b"new"
 """In place of an epoch: nobody holds the claim, and the worker that is asked takes it."""
+EMPTY_BODY: Final = b"rollout-empty-body"
+"""The chunks are the hop's own: the client sent no body, and this Content-Length; "" for none."""
 FRAME_TYPE: Final = b"application/vnd.rollout-delta"
-
-HOP_BY_HOP: Final = frozenset(
-    (
-        b"connection",
-        b"keep-alive",
-        b"proxy-authenticate",
-        b"proxy-authorization",
-        b"proxy-connection",
-        b"te",
-        b"trailer",
-        b"transfer-encoding",
-        b"upgrade",
-    )
-)
-"""Headers of one connection, never forwarded. Source: RFC 9110, section 7.6.1."""
 
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:

@@ -40,9 +40,13 @@ def completed(scope: Scope, *, state: Mapping[str, Any] | None) -> Scope:
     headers: Headers = scope["headers"]
     client = (wire.first(headers, wire.CLIENT) or b"").decode("latin-1").rpartition(" ")
     known = client[2].isdigit()
+    of_the_hop, framing = [b"expect"], Headers()  # the client's own Expect was answered
+    if (length := wire.first(headers, wire.EMPTY_BODY)) is not None:
+        of_the_hop.append(b"transfer-encoding")
+        framing = [(b"content-length", length)] if length else []
     full = {
         **scope,
-        "headers": wire.without(headers, b"expect"),  # of the hop: the client's own was answered
+        "headers": wire.without(headers, *of_the_hop) + framing,
         HOP_KEY: True,
         "client": (client[0], int(client[2])) if known else None,
         "scheme": (wire.first(headers, wire.SCHEME) or b"http").decode("latin-1"),

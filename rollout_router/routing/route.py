@@ -39,7 +39,14 @@ from rollout_router.routing.decision import (
 )
 from rollout_router.routing.dispatch import Event
 from rollout_router.routing.exchange import Exchange
-from rollout_router.routing.forward import HELD_BODY_BYTES_MAX, Hop, HopEnd, NotDispatched, Target
+from rollout_router.routing.forward import (
+    HELD_BODY_BYTES_MAX,
+    Hop,
+    HopEnd,
+    NotDispatched,
+    NotPlaced,
+    Target,
+)
 from rollout_router.routing.guard import Watcher, guarded
 from rollout_router.routing.making import session_lost
 from rollout_router.routing.owner import serve_held
@@ -175,7 +182,7 @@ class _Route:
             identity = await worker.identity_of(placed.worker)
             if identity is not None:
                 return await self._place_at(identity, placed)
-        except NotDispatched as failure:
+        except NotPlaced as failure:
             _logger.info("rollout %s is not placed: %s", self._rollout_id, failure)
         finally:
             placed.counted()

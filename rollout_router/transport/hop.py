@@ -4,7 +4,8 @@
 Keeps, for its part:
 
 * R2 nothing is sent twice. Only a connection on which not one byte of this request was written is
-  replaced; after that every loss is the caller's to judge, by :attr:`HopLost.dispatched`.
+  replaced; after that every loss is the caller's to judge, who knows whether its body was asked
+  for: until the owner's ``100 Continue`` nothing is taken from ``rest``.
 * R4 an answer that was cut raises :class:`HopLost` at its reader; it never ends like a whole one.
 
 What it is not: it does not route, retry, time out or read claims. It waits as long as the owner
@@ -19,13 +20,19 @@ import socket as sockets
 from collections.abc import AsyncIterator, Callable
 from typing import Final
 
-from rollout_router.transport.hop_connection import ConnectFailed, HopConnection, HopLost
+from rollout_router.transport.hop_connection import (
+    AnswerRefused,
+    ConnectFailed,
+    HopConnection,
+    HopLost,
+)
 from rollout_router.transport.hop_wire import AnswerReader, HopRequest, request_head
 
 __all__ = [
     "CONNECT_TIMEOUT_S",
     "IDLE_CONNECTIONS_MAX",
     "IDLE_S",
+    "AnswerRefused",
     "ConnectFailed",
     "HopClient",
     "HopLost",
@@ -88,7 +95,7 @@ class HopResponse:
                 self._settle()
                 raise StopAsyncIteration
             if connection is None:
-                raise HopLost("the answer was given up before its end", dispatched=True)
+                raise HopLost("the answer was given up before its end")
             try:
                 await connection.progress()
             except BaseException:
@@ -140,7 +147,7 @@ class HopClient:
 
         Raises:
             ConnectFailed: nothing was sent.
-            HopLost: the connection broke, or what came was no answer.
+            HopLost: the connection broke; AnswerRefused, which is one: what came was no answer.
             ValueError: the request cannot be sent as it is; see ``request_head`` and
                 ``BodyFramer``. The owner cannot take what it saw of it for a whole one.
         """

@@ -3,8 +3,7 @@
 
 Keeps, for its part:
 
-* R2 ``dispatched`` rises before the first byte that could complete a request is written, and is
-  never lowered within an exchange.
+* R2 of a request that asks for ``100 Continue`` nothing but its head is written before that came.
 * R4 whatever was buffered is handed out first; then a lost connection raises.
 
 State changes in the callbacks of the loop; a coroutine that waits is woken, and looks again.
@@ -24,7 +23,7 @@ from rollout_router.transport.hop_wire import (
     HopRequest,
 )
 
-__all__ = ["BUFFERED_BYTES_MAX", "ConnectFailed", "HopConnection", "HopLost"]
+__all__ = ["BUFFERED_BYTES_MAX", "AnswerRefused", "ConnectFailed", "HopConnection", "HopLost"]
 
 BUFFERED_BYTES_MAX: Final = 128 * 1024
 """Body that may wait for its reader before the socket is left alone; one read may exceed it."""
@@ -51,16 +50,13 @@ class ConnectFailed(Exception):  # noqa: N818 - names what happened, and is no f
 class HopLost(Exception):  # noqa: N818 - names what happened, and is no fault of the caller
     """The connection broke, or what came on it was not an answer.
 
-    Attributes:
-        dispatched: the owner's application may have begun. False is certain. For a whole request
-            it is True from its first byte on. For one that waits for ``100 Continue`` it is False
-            until that came, because until then not one byte of the body was written, and an owner
-            begins only on a body (R6).
+    The owner's application may have begun, but for a request of whose ``rest`` nothing was taken:
+    not one byte of that was written, and an owner begins only on a whole body (R6).
     """
 
-    def __init__(self, message: str, *, dispatched: bool) -> None:
-        super().__init__(message)
-        self.dispatched = dispatched
+
+class AnswerRefused(HopLost):
+    """What came is not an answer that can be passed on. The connection was fine, and is dropped."""
 
 
 class HopConnection(asyncio.Protocol):
@@ -84,7 +80,6 @@ class HopConnection(asyncio.Protocol):
         self._loop = loop
         self._on_lost = on_lost
         self._answer: AnswerReader | None = None  # None: nothing was asked, nothing may come
-        self._dispatched = False
         self._lost = False
         self._cause: Exception | None = None
         self._reading = True
@@ -100,7 +95,6 @@ class HopConnection(asyncio.Protocol):
         Whatever it raises, the connection is of no use any more, and the caller aborts it.
         """
         self._answer = answer = AnswerReader(bodiless=request.method == "HEAD")
-        self._dispatched = request.rest is None
         whole = True
         if request.rest is None:
             self._write_whole(head, request.body)
@@ -108,7 +102,6 @@ class HopConnection(asyncio.Protocol):
             self._transport.write(head)
             while not (answer.status or answer.continued):
                 await self.progress()
-            self._dispatched = answer.continued
             framer = BodyFramer(request.content_length)
             if not answer.status:
                 await self._until_answered(self._send_body(request.body, request.rest, framer))
@@ -125,11 +118,12 @@ class HopConnection(asyncio.Protocol):
         Raises:
             HopLost: it will not change any more.
         """
+        if isinstance(self._cause, AnswerMalformed):
+            raise AnswerRefused(str(self._cause)) from self._cause
         if self._lost:
             raise HopLost(
                 f"the connection to the owner at {self.path} broke before the answer was complete"
-                f" ({self._cause or 'it was closed'})",
-                dispatched=self._dispatched,
+                f" ({self._cause or 'it was closed'})"
             ) from self._cause
         self._waiter = self._loop.create_future()
         try:

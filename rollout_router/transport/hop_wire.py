@@ -43,7 +43,9 @@ HOP_BY_HOP: Final = frozenset(
         b"upgrade",
     }
 )
-"""Headers that end at the next worker (RFC 9110, 7.6.1), in lower case."""
+"""Headers that end at the next worker (RFC 9110, 7.6.1), in lower case. Proxy-Authorization and
+Proxy-Authenticate are not among them: no worker is the proxy that they are for, and what a client
+and an application say to each other must not depend on a hop."""
 
 _OURS: Final = HOP_BY_HOP | {b"content-length", b"expect"}
 _TOKEN: Final = (

@@ -73,17 +73,22 @@ async def test_r1_a_new_rollout_is_claimed_and_served_by_the_worker_it_is_placed
     assert worker.placing._coming.total() == 0
 
 
+FRAMING = [[], [(b"content-length", b"0")], [(b"transfer-encoding", b"chunked")]]
+
+
 @pytest.mark.parametrize("method", ["GET", "POST"])
+@pytest.mark.parametrize("framing", FRAMING, ids=["none", "length", "chunks"])
 async def test_a_placed_request_without_a_body_looks_like_a_local_one(
-    rig: Rig, method: str
+    rig: Rig, method: str, framing: list[tuple[bytes, bytes]]
 ) -> None:
     app = Application()
     router, worker = await start(rig, Application())
     _, peer = await start(rig, app)
     toward(worker, peer.id)
 
-    assert (await Client(b"", method=method).ask(router)).status == 200
-    assert [(call.body, call.headers) for call in app.calls] == [(b"", [])]
+    headers = [(b"x-a", b"b"), *framing]
+    assert (await Client(b"", method=method, headers=headers).ask(router)).status == 200
+    assert [(call.body, call.headers) for call in app.calls] == [(b"", headers)]
 
 
 @pytest.mark.parametrize("to_peer", [True, False])
@@ -187,8 +192,9 @@ async def test_r2_a_rollout_that_did_not_get_to_its_worker_is_taken_where_it_arr
     assert counted("rollout_router_placements_total", to="nobody") == before + 1  # and passed by
 
 
+@pytest.mark.parametrize("body", [b"once", b""])
 async def test_r2_a_worker_that_does_not_take_the_claim_in_time_has_run_nothing(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, body: bytes
 ) -> None:
     peer = scripted(rig)
     gone = asyncio.Event()
@@ -201,12 +207,36 @@ async def test_r2_a_worker_that_does_not_take_the_claim_in_time_has_run_nothing(
     monkeypatch.setattr(forward, "PLACED_S_MAX", 0.05)
     router, _, app = await forwarder(rig, peer)
 
-    client = await Client(b"once").ask(router)
+    client = await Client(body).ask(router)
     await gone.wait()
 
     assert client.status == 200
-    assert [call.body for call in app.calls] == [b"once"]
-    assert peer.requests[0].endswith(b"\r\n\r\n")  # nothing of the body
+    assert [call.body for call in app.calls] == [body]
+    framing = b"content-length: 4" if body else b"transfer-encoding: chunked"
+    assert peer.requests[0].endswith(framing + b"\r\nexpect: 100-continue\r\n\r\n")
+
+
+@pytest.mark.parametrize("body", [b"once", b""])
+async def test_r2_a_worker_that_took_the_claim_too_late_runs_what_comes_then_and_that_alone(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, body: bytes
+) -> None:
+    monkeypatch.setattr(forward, "PLACED_S_MAX", 0.05)
+    app, given_up = Application(), asyncio.Event()
+    router, worker = await start(rig, Application())
+    _, peer = await start(rig, app)
+    toward(worker, peer.id)
+    assert worker.placing is not None
+    monkeypatch.setattr(worker.placing, "pass_by", lambda _: given_up.set())
+    pause = rig.pause_claims(peer).pause("take", after=True)
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(Client(body).ask(router))
+        await pause.reached.wait()
+        await given_up.wait()
+        pause.go()
+
+    assert asking.result().status == 200
+    assert asking.result().value(b"rollout-worker") == peer.id.encode()
+    assert [call.body for call in app.calls] == [body]
 
 
 async def test_r2_a_worker_that_asked_for_the_body_has_all_the_time_it_needs(
@@ -222,7 +252,7 @@ async def test_r2_a_worker_that_asked_for_the_body_has_all_the_time_it_needs(
             counted_at.extend([chunk.decode() async for chunk in request.rest])
             for _ in range(3):
                 await asyncio.sleep(0)
-            raise HopLost(socket, dispatched=True)
+            raise HopLost(socket)
 
     client = Client(b"once")
     exchange = Exchange.of("r1", client.scope, client.receive, client.send, deltas=False)

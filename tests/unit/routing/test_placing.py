@@ -101,6 +101,17 @@ def test_who_says_nothing_that_counts_gets_nothing(
     assert worker("m", calls=9).choose().worker == "m"
 
 
+def test_of_many_workers_that_place_one_rollout_each_at_one_time_not_all_choose_the_same(
+    worker: Workers, folder: Path, clock: Clock
+) -> None:
+    for name in "abcd":
+        worker(name, calls=0)
+    forwarders = [Placing(folder / f"f{n}.load", store_id="store", clock=clock) for n in range(64)]
+
+    # By chance all would choose one worker once in 4**63 runs.
+    assert len({forwarder.choose().worker for forwarder in forwarders}) > 1
+
+
 def test_where_nobody_says_anything_a_rollout_stays_where_it_is(worker: Workers) -> None:
     assert worker("m").choose().worker == "m"
 

@@ -616,7 +616,7 @@ async def test_an_owner_has_its_time_to_ask_for_the_body_and_to_answer_and_none_
             order.append("the head")
             async for chunk in request.rest:
                 order.append(chunk.decode())  # noqa: PERF401 - as it comes, not in the end
-            raise HopLost(socket, dispatched=True)
+            raise HopLost(socket)
 
     class Watched(Hop):
         def _wind(self, time_s: float | None) -> None:
@@ -644,7 +644,7 @@ async def test_a_body_that_is_asked_for_as_the_time_is_over_is_not_sent() -> Non
             with pytest.raises(asyncio.CancelledError):
                 await asyncio.Event().wait()
             async for _ in request.rest:
-                raise HopLost(socket, dispatched=True)
+                raise HopLost(socket)
             raise AssertionError("a body that ends looks whole")
 
     client = Client(None)
@@ -656,6 +656,28 @@ async def test_a_body_that_is_asked_for_as_the_time_is_over_is_not_sent() -> Non
         await Hop(Late(), exchange, identity=b"x", timeout_s=0.01).to(TARGET)
 
     assert refused.value.code == "owner_unreachable"
+
+
+LENGTH = (b"content-length", b"4")
+
+
+@pytest.mark.parametrize("framing", [[LENGTH, LENGTH], [(b"transfer-encoding", b"identity")]])
+async def test_r2_an_answer_that_no_hop_can_pass_on_is_502_and_its_owner_is_not_said_to_be_lost(
+    rig: Rig, framing: list[tuple[bytes, bytes]]
+) -> None:
+    app = Application()
+    owner_router, _ = await rig.start(app)
+    other, _ = await rig.start(Application())
+    await Client().ask(owner_router)
+    app.script = answer(b"fine", headers=framing)
+
+    client = await Client().ask(other)
+
+    assert client.status == 502
+    assert b'"owner_lost_in_flight"' in client.content
+    assert b"its answer cannot be passed on" in client.content
+    assert b"lost:" not in client.content
+    assert len(app.calls) == 2
 
 
 async def test_an_owner_that_gives_no_answer_in_time_is_504_and_told_to_stop(rig: Rig) -> None:

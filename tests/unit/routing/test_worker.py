@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 from support.metrics import counted
-from support.routing import AppCall, Application, Client, Rig, answer, never
+from support.routing import PATIENCE_S, AppCall, Application, Client, Rig, answer, never
 
 from rollout_router.claims import Gate, StoreRefused, StoreUnavailable, Verdict, write_gate
 from rollout_router.history import Bounds
@@ -18,6 +18,7 @@ from rollout_router.routing import Router
 from rollout_router.routing import worker as module
 from rollout_router.routing.private import PrivateServer
 from rollout_router.routing.sweeping import Sweeping
+from rollout_router.transport.hop import HopClient
 
 
 def owner_files(rig: Rig) -> set[str]:
@@ -161,6 +162,35 @@ async def test_a_leaver_forwards_what_still_arrives_and_keeps_no_connection(rig:
 
     assert forwarded.status == 200
     assert len(app.calls) == 2
+
+
+@pytest.mark.parametrize("when", ["before it leaves", "while it leaves"])
+async def test_no_connection_that_a_leaver_used_keeps_its_peer_from_leaving(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, when: str
+) -> None:
+    class Keeping(HopClient):
+        def __init__(self, *, idle_s: float = 2 * PATIENCE_S) -> None:
+            super().__init__(idle_s=idle_s)
+
+    monkeypatch.setattr(module, "HopClient", Keeping)
+    own_app = Application(never)
+    peer_router, _ = await rig.start(Application())
+    leaver_router, _ = await rig.start(own_app)
+    await Client().ask(peer_router)
+    held = Client(path="/sessions/r2/x")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(held.ask(leaver_router))
+        await own_app.arrived()
+        if when == "before it leaves":
+            await Client().ask(leaver_router)
+        stopping = group.create_task(leaver_router.stop_worker())
+        await asyncio.sleep(0)
+        if when == "while it leaves":
+            await Client().ask(leaver_router)
+
+        await peer_router.stop_worker()
+        assert not stopping.done()
+        held.leave()
 
 
 async def test_two_workers_that_know_each_other_leave_at_the_same_time(rig: Rig) -> None:

@@ -19,6 +19,7 @@ import uvloop
 
 from rollout_router.transport import hop
 from rollout_router.transport.hop import (
+    AnswerRefused,
     ConnectFailed,
     HopClient,
     HopLost,
@@ -455,9 +456,8 @@ def test_r2_a_whole_request_that_gets_no_answer_may_have_run_and_is_not_sent_aga
 ) -> None:
     async def main() -> None:
         client = HopClient()
-        with pytest.raises(HopLost) as lost:
+        with pytest.raises(HopLost):
             await client.send(owner.path, request())
-        assert lost.value.dispatched
         assert idle_count(client) == 0
         await client.close()
 
@@ -477,9 +477,8 @@ def test_r2_a_reused_connection_that_breaks_after_the_request_is_not_replaced(
     async def main() -> None:
         client = HopClient()
         assert await body_of(await client.send(owner.path, request())) == b"ok"
-        with pytest.raises(HopLost) as lost:
+        with pytest.raises(HopLost):
             await client.send(owner.path, request())
-        assert lost.value.dispatched
         await client.close()
 
     with ScriptedOwner(folder / "s", script, answering(OK)) as owner:
@@ -516,7 +515,6 @@ def test_r4_an_answer_ends_cleanly_only_where_its_framing_says_so(
             with pytest.raises(HopLost):
                 await anext(response.body())
         assert whole is (loss is None)
-        assert loss is None or loss.dispatched
         assert read == (b"hello" if b"hello" in answer else b"")
         await client.close()
 
@@ -542,9 +540,8 @@ def test_r4_what_is_no_answer_is_lost_at_once_and_its_owner_hears_of_it(
 
     async def main() -> None:
         client = HopClient()
-        with pytest.raises(HopLost) as lost:
+        with pytest.raises(AnswerRefused):
             await body_of(await client.send(owner.path, request()))
-        assert lost.value.dispatched
         assert await asyncio.to_thread(gone.wait, GUARD_S)
         assert idle_count(client) == 0
         await client.close()
@@ -557,9 +554,8 @@ def test_r4_an_answer_that_only_the_end_of_the_connection_would_end_is_refused(
     run: Run, folder: Path
 ) -> None:
     async def main() -> None:
-        with pytest.raises(HopLost, match="neither a length nor chunks") as lost:
+        with pytest.raises(AnswerRefused, match="neither a length nor chunks"):
             await HopClient().send(owner.path, request())
-        assert lost.value.dispatched
 
     with ScriptedOwner(folder / "s", answering(b"HTTP/1.1 200 OK\r\n\r\nhello")) as owner:
         run(main)
@@ -709,18 +705,28 @@ def test_r2_a_body_to_come_waits_for_the_owner_and_follows_whole(run: Run, folde
 def test_r2_dispatch_begins_with_the_owners_100(
     run: Run, folder: Path, interim: bytes, *, dispatched: bool
 ) -> None:
+    def script(connection: socket.socket) -> None:
+        read_head(connection)
+        connection.sendall(interim)
+        if dispatched:
+            connection.recv(1)
+
+    asked = False
+
     async def endless() -> AsyncIterator[bytes]:
+        nonlocal asked
+        asked = True
         yield b"some"
         await asyncio.Event().wait()
 
     async def main() -> None:
         client = HopClient()
-        with pytest.raises(HopLost) as lost:
+        with pytest.raises(HopLost):
             await client.send(owner.path, request("POST", rest=endless()))
-        assert lost.value.dispatched is dispatched
+        assert asked is dispatched
         await client.close()
 
-    with ScriptedOwner(folder / "s", cutting(interim), answering(OK)) as owner:
+    with ScriptedOwner(folder / "s", script, answering(OK)) as owner:
         run(main)
     assert owner.accepted == 1
 
@@ -1090,13 +1096,14 @@ def test_answers_of_every_shape_from_uvicorn_leave_one_connection(run: Run, runn
 def test_r4_an_answer_that_uvicorn_cuts_is_lost_at_its_reader(
     run: Run, running: Owner, caplog: pytest.LogCaptureFixture
 ) -> None:
+    caplog.set_level("ERROR", "uvicorn.error")  # whatever other servers of this process have set
+
     async def main() -> None:
         client = HopClient()
         response = await client.send(running.path, request(target=b"/cut"))
         assert await anext(response.body()) == b"some"
-        with pytest.raises(HopLost) as lost:
+        with pytest.raises(HopLost):
             await body_of(response)
-        assert lost.value.dispatched
         assert idle_count(client) == 0
         await client.close()
 
