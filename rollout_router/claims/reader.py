@@ -112,12 +112,17 @@ class ClaimReader:
             return claim
         return Unreadable(path=path, code="wrong_name")
 
-    def count_files(self) -> int:
-        """How many files a survey will meet, about: workers go on. Never raises."""
+    def count_files(self, *, prefix: str = "") -> int:
+        """How many files a survey will meet, about: workers go on. Never raises.
+
+        Costs a microsecond a file, and counts with a *prefix* those of ids that begin with it.
+        """
+        begin = file_name(prefix) if prefix else ""
         count = 0
         for stripe in STRIPE_NAMES:
             with contextlib.suppress(OSError):  # the survey itself will say so
-                count += len(os.listdir(f"{self.state_dir}/claims/{stripe}"))  # noqa: PTH208 - names
+                names = os.listdir(f"{self.state_dir}/claims/{stripe}")  # noqa: PTH208 - names
+                count += sum(name.startswith(begin) for name in names)
         return count
 
     def owners(self) -> Iterator[OwnerIdentity | Unreadable]:

@@ -2,7 +2,8 @@
 """Answers of the application that name a session: it is owned here before their head leaves (R3).
 
 Whoever learns the id of a session may come back through any worker, so the claim must stand first.
-An answer whose session cannot be claimed never leaves: a 502 takes its place. Its call ran.
+An answer whose session cannot be claimed never leaves: a 502 takes its place. Its call ran, and is
+a call of that session until it ends, also where its worker leaves: only then the session is lost.
 """
 
 from collections.abc import Callable
@@ -50,6 +51,8 @@ class AnswerWatch:
     def __init__(self, worker: Worker | None, names: SessionNames) -> None:
         self._worker = worker
         self._names = names
+        self._held: list[Held] = []  # what the answer named: the call counts as one of it
+        self._over = False
         self.claim: Claim | None = None  # of the session that the answer names
         self.refusal: Refusal | None = None  # what the client gets in place of the answer
 
@@ -63,12 +66,20 @@ class AnswerWatch:
             name = self._names.in_answer(message.get("headers", []), now=datetime.now(UTC))
             if name is not None:
                 await self._claim(name)
+        if self._over or self.refusal is not None:
+            self.end()
         if self.refusal is not None:
             raise self.refusal
 
+    def end(self) -> None:
+        """The call is over."""
+        self._over = True
+        while self._held and self._worker is not None:
+            self._worker.ownership.end(self._held.pop())
+
     async def _claim(self, name: str) -> None:
         try:
-            held = await self._held(name)
+            held = await self._taken(name)
         except ClaimsError as error:
             self.refusal = _refused(name, str(error))
         except Refusal as refusal:
@@ -76,25 +87,23 @@ class AnswerWatch:
         else:
             self.claim = held.grant.claim
 
-    async def _held(self, name: str) -> Held:
+    async def _taken(self, name: str) -> Held:
         worker = self._worker
         if worker is None or worker.closed:
-            raise Refusal("draining", "this process runs no worker")
+            raise Refusal("draining", "no worker runs in this process, or it has left")
         await worker.ownership.wait_settled(name)
         held = worker.ownership.begin_held(name)
         is_new = held is None
         if held is None:
             worker.admission.check(name)
-            taken = await worker.ownership.acquire(name, kind="session")
+            taken = await worker.ownership.acquire(name, kind="session", ran=True)
             if not isinstance(taken, Held):
                 raise Refusal("claim_store_unavailable", f"it {_standing(taken.current)}")
             held = taken
-        try:
-            if is_new:  # whoever closed the gate meanwhile was told that nothing is in hand
-                worker.admission.check(name)
-            worker.ownership.made(held)
-        finally:
-            worker.ownership.end(held)
+        self._held.append(held)
+        if is_new:  # whoever closed the gate meanwhile was told that nothing is in hand
+            worker.admission.check(name)
+        worker.ownership.made(held)
         return held
 
 

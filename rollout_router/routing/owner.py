@@ -94,7 +94,11 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         scope[CLOSE_KEY] = partial(worker.ownership.close_session, held)
     extra = [*_names(call), *mark.headers()]
     exchange.progress.dispatched = True
-    await _run(app, scope, client, tasks=worker.tasks, body=body, extra=extra, watch=watch)
+    try:
+        await _run(app, scope, client, tasks=worker.tasks, body=body, extra=extra, watch=watch)
+    finally:
+        if watch is not None:
+            watch.end()
 
 
 async def _run(

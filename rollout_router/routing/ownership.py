@@ -32,6 +32,7 @@ from rollout_router.claims import (
 from rollout_router.claims.record import Kind
 from rollout_router.errors import Refusal
 from rollout_router.history import CallHandle, History, Key
+from rollout_router.routing.session_bounds import SessionBounds
 from rollout_router.routing.tasks import Tasks
 from rollout_router.routing.threads import StoreThreads
 
@@ -68,7 +69,7 @@ class Ownership:
         owner: this worker, by nonce and life lock.
         history: the entries; this class alone opens, drops and evicts them.
         tasks: owner of the acquisitions and releases.
-        sessions_max: so many sessions are held at most.
+        session_bounds: how many sessions may be held.
     """
 
     def __init__(
@@ -78,13 +79,13 @@ class Ownership:
         *,
         history: History,
         tasks: Tasks,
-        sessions_max: int = 0,
+        session_bounds: SessionBounds | None = None,
     ) -> None:
         self._store = store
         self._owner = owner
         self._history = history
         self._tasks = tasks
-        self._sessions_max = sessions_max
+        self._session_bounds = session_bounds or SessionBounds()
         self._grants: dict[str, Grant] = {}
         self._sessions: dict[str, _Session] = {}  # those of _grants, and those being taken
         self._overdue: set[str] = set()  # what could not be given back yet
@@ -101,9 +102,14 @@ class Ownership:
         return self._grants
 
     @property
+    def sessions(self) -> int:
+        """How many sessions are held or being taken."""
+        return len(self._sessions)
+
+    @property
     def busy(self) -> Iterable[str]:
         """The rollouts whose claim is being taken or given back now."""
-        return self._busy.keys()
+        return self._busy
 
     @property
     def leaving(self) -> bool:
@@ -153,10 +159,12 @@ class Ownership:
         *,
         dead: tuple[Claim, ProofOfDeath] | None = None,
         kind: Kind = "rollout",
+        ran: bool = False,
     ) -> Held | Moved:
         """Take a free claim, or take over *dead*; the winner gets a call counted in (C4).
 
-        A session is *offered*: without :meth:`made` it goes with its last call.
+        A session is *offered*: without :meth:`made` it goes with its last call. A leaver takes one
+        only where a call that *ran* names it, and marks it lost with its last call.
 
         Waits for whatever runs for this rollout. When the caller is cancelled the acquisition is
         finished all the same and kept as an empty entry.
@@ -169,7 +177,7 @@ class Ownership:
         if (held := self.begin_held(rollout_id)) is not None:
             return held
         if kind == "session":
-            self._admit_session(rollout_id)
+            self._admit_session(rollout_id, ran=ran)
         task = self._run(rollout_id, self._acquire(rollout_id, dead, kind))
         try:
             return await asyncio.shield(task)
@@ -178,7 +186,7 @@ class Ownership:
             raise
 
     def made(self, held: Held) -> None:
-        """The application names this session in an answer: it stays until it is closed (R3)."""
+        """The application names this session in an answer: it stays, unless it is closed (R3)."""
         name = held.grant.claim.rollout_id
         if self._grants.get(name) is held.grant and self._sessions[name] is _Session.OFFERED:
             self._sessions[name] = _Session.MADE
@@ -215,7 +223,7 @@ class Ownership:
         held.call.end()
         self.changed.set()
         session = self._sessions.get(held.grant.claim.rollout_id)
-        if self._leaving or session is _Session.OFFERED or session is _Session.CLOSED:
+        if self._leaving or session in {_Session.OFFERED, _Session.CLOSED}:
             self._release_if_idle(held.grant)
         self.release_overdue()
 
@@ -293,19 +301,11 @@ class Ownership:
             case _:
                 assert_never(taken)
 
-    def _admit_session(self, name: str) -> None:
-        if self._leaving:
-            raise Refusal(
-                "draining",
-                f"{name}: this worker leaves and takes no new one; send again",
-                rollout_id=name,
-            )
-        if len(self._sessions) >= self._sessions_max:
-            raise Refusal(
-                "overloaded",
-                f"{name}: this worker owns {self._sessions_max} sessions; closed ones make room",
-                rollout_id=name,
-            )
+    def _admit_session(self, name: str, *, ran: bool) -> None:
+        if self._leaving and not ran:
+            why = f"{name}: this worker leaves and takes no new one; send again"
+            raise Refusal("draining", why, rollout_id=name)
+        self._session_bounds.check(name, own=self.sessions)
         self._sessions[name] = _Session.OFFERED
 
     def _begin(self, grant: Grant) -> CallHandle:

@@ -126,6 +126,8 @@ class Router:
         except Exception:
             if watch.refusal is None:
                 raise
+        finally:
+            watch.end()
         if watch.refusal is not None:
             exchange = Exchange.of("", scope, receive, send, deltas=False)
             await _refuse(exchange, watch.refusal, worker)

@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -37,7 +38,8 @@ from rollout_router.routing.ownership import Ownership
 from rollout_router.routing.placing import Placing
 from rollout_router.routing.private import PrivateServer
 from rollout_router.routing.run_dir import private_directory, private_socket_path
-from rollout_router.routing.sessions import SessionNames
+from rollout_router.routing.session_bounds import SessionBounds
+from rollout_router.routing.sessions import PREFIX, SessionNames
 from rollout_router.routing.settings import TOMBSTONE_S, Settings
 from rollout_router.routing.sweeping import Sweeping
 from rollout_router.routing.tasks import Tasks
@@ -77,12 +79,19 @@ class Worker:
         self.admission = Admission(settings.state_dir)
         sessions = settings.sessions
         self.sessions = None if sessions is None else SessionNames(sessions)
+        self._session_bounds = (
+            SessionBounds()
+            if sessions is None
+            else SessionBounds(
+                number_max=sessions.number_max, remembered_max=sessions.remembered_max
+            )
+        )
         self.ownership = Ownership(
             store,
             life.owner,
             history=self.history,
             tasks=self.tasks,
-            sessions_max=0 if sessions is None else sessions.number_max,
+            session_bounds=self._session_bounds,
         )
         self.placing = (
             Placing(self.socket_path.with_suffix(".load"), store_id=store.store_id)
@@ -124,11 +133,15 @@ class Worker:
             worker = cls(settings, store, life)
             worker._server = PrivateServer(socket_path, private_app, limits=settings.limits)
             undo.callback(worker._server.close)
+            undo.callback(worker.ownership.close)
+            await worker.count_sessions()  # before the first call: others filled the store
             await worker._server.start()
             undo.pop_all()
         worker.publish_load()
         worker.tasks.spawn(worker._keep_house(worker._server), name="housekeeping")
         worker.tasks.spawn(worker._sweep(), name="sweeping")
+        if worker.sessions is not None:
+            worker.tasks.spawn(worker._keep_count(), name="counting sessions")
         _logger.info("worker %s serves %s at %s", worker.id, settings.service, socket_path)
         return worker
 
@@ -265,6 +278,19 @@ class Worker:
         if bound:
             SOCKET_REBINDS.inc()
             _logger.warning("worker %s: its socket file was gone, it listens again", self.id)
+
+    async def count_sessions(self) -> None:
+        """Learn how many sessions the store has, owned and lost, from the names of their files."""
+        if self.sessions is not None:
+            own = self.ownership.sessions
+            count = partial(self.store.count_files, prefix=PREFIX)
+            files = await self.ownership.in_thread(count)
+            self._session_bounds.counted(files, own=own)
+
+    async def _keep_count(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.sweep_s)
+            await self.count_sessions()
 
     async def _sweep(self) -> None:
         loop = asyncio.get_running_loop()

@@ -2,13 +2,25 @@
 """Stateful sessions of a real service: they stay with their owner, or they are lost (R3)."""
 
 import concurrent.futures
+import http.client
 import json
+import os
+import signal
 import subprocess
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 import httpx
-from support.gateway import COMMAND, Gateway, connections, kill_and_wait, stopped, wait_until
+from support.gateway import (
+    COMMAND,
+    PATIENCE_S,
+    Gateway,
+    connections,
+    kill_and_wait,
+    stopped,
+    wait_until,
+)
 from support.stock import stock_uvicorn
 
 from rollout_router.claims import Claim, FileClaimStore
@@ -106,6 +118,36 @@ def test_r3_a_session_is_lost_when_its_worker_leaves(serve: Callable[..., Gatewa
     for session in sessions:
         assert_lost(call(after, session), "the worker that owned it left")
     assert call(after, closed).status_code == 404
+
+
+def test_r3_a_login_in_flight_when_its_worker_leaves_is_answered_and_the_next_call_is_410(
+    serve: Callable[..., Gateway],
+) -> None:
+    gateway = serve(*FLAGS, workers=1)
+    (worker,) = gateway.ready["workers"]
+    address = gateway.url.removeprefix("http://")
+    with (
+        closing(http.client.HTTPConnection(address, timeout=PATIENCE_S)) as login,
+        gateway.client() as idle,
+    ):
+        login.putrequest("POST", "/open")
+        login.putheader("expect", "100-continue")  # the application reads: its call is in flight
+        login.putheader("content-length", "2")
+        login.endheaders()
+        assert login.sock.recv(1024) == b"HTTP/1.1 100 Continue\r\n\r\n"
+        idle.post("/count")
+        os.kill(worker["pid"], signal.SIGTERM)
+        wait_until(
+            lambda: idle.post("/count").headers.get("connection") == "close",
+            "it has begun to leave",
+        )
+        login.send(b"{}")
+        answer = login.getresponse()
+        assert answer.status == 200
+        assert json.loads(answer.read())["pid"] == worker["pid"]
+        session = str(answer.headers["set-cookie"]).removeprefix("sid=").partition(";")[0]
+
+    assert_lost(call(gateway, session), "the worker that owned it left")
 
 
 def test_r3_an_id_that_no_application_made_is_the_applications_to_refuse(

@@ -47,6 +47,7 @@ def test_c5_what_is_damaged_is_named_and_the_rest_is_read(
         (str(store.state_dir / "claims" / free[1]), "not_a_directory"),
     }
     assert store.count_files() == 42
+    assert store.count_files(prefix="r1") == 11
 
 
 def _used(paths: dict[str, Path]) -> set[str]:

@@ -191,6 +191,7 @@ def test_r3_an_answer_names_a_session_by_its_header() -> None:
         ({"cookie": "a b"}, "cookie"),
         ({"header": ""}, "header"),
         ({"cookie": "a", "number_max": 0}, "number_max"),
+        ({"cookie": "a", "remembered_max": 0}, "remembered_max"),
         ({"cookie": "a", "tombstone_s": -1}, "tombstone_s"),
     ],
 )
@@ -683,14 +684,123 @@ async def test_r3_a_leaver_marks_its_sessions_lost_when_their_calls_have_ended(
     assert rig.store.owner(worker.id) is None, "its owner file went: no claim needs it"
 
 
-async def test_r3_a_leaver_takes_no_new_session(rig: Rig) -> None:
+async def test_r3_a_leaver_takes_no_session_that_only_a_client_names(rig: Rig) -> None:
     site = Site(rig)
     router, worker = await site.start()
     worker.ownership.leave()
 
-    assert code(await browser("").ask(router)) == (502, "session_refused")
     assert code(await browser("offered").ask(router)) == (503, "draining")
+    assert site.app.calls == []
     assert worker.ownership.is_clear
+
+
+@pytest.mark.parametrize("rotates", [False, True])
+async def test_r3_a_session_that_an_answer_names_at_a_leaver_is_lost_when_its_calls_have_ended(
+    rig: Rig, site: Site, *, rotates: bool
+) -> None:
+    router, worker = await site.start()
+    other, _ = await site.start()
+    if rotates:
+        await site.made(router)
+    answering, named, finish = asyncio.Event(), asyncio.Event(), asyncio.Event()
+
+    async def naming(call: AppCall) -> None:
+        await answering.wait()
+        headers = [(b"set-cookie", b"sid=new")]
+        await call.send({"type": "http.response.start", "status": 200, "headers": headers})
+        named.set()
+        await finish.wait()
+        await call.send({"type": "http.response.body", "body": b"welcome"})
+
+    site.app.script = naming
+    client = browser("abc" if rotates else "")
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        for _ in range(1 + rotates):
+            await site.app.arrived()
+        worker.leave()
+        answering.set()
+        await named.wait()
+        site.app.script = answer()
+        later = await browser("new").ask(other)
+        assert later.value(b"rollout-worker") == worker.id.encode()
+        assert rig.claim("session.new").state == "owned"
+        finish.set()
+
+    assert (client.status, client.content) == (200, b"welcome")
+    assert client.value(b"set-cookie") == b"sid=new"
+    await worker.ownership.wait_released()
+    for session in ["new", "abc"][: 1 + rotates]:
+        after = await browser(session).ask(other)
+        assert code(after) == GONE
+        assert b"the worker that owned it left" in after.content
+    assert worker.ownership.is_clear
+
+
+async def test_r3_sessions_are_bounded_in_the_store_however_many_lives_a_worker_has(
+    rig: Rig, site: Site
+) -> None:
+    settings = replace(COOKIE, number_max=2, remembered_max=3)
+    said = []
+    for life in range(4):
+        router, worker = await site.start(sessions=settings)
+        for number in range(2):
+            site.app.script = setting(f"s{life}{number}")
+            said.append(code(await browser("").ask(router)))
+        await router.stop_worker()
+
+    assert said == [(200, None)] * 3 + [(502, "session_refused")] * 5
+    assert {claim.rollout_id for claim in rig.store.survey() if isinstance(claim, Claim)} == {
+        f"session.s{number}" for number in ("00", "01", "10")
+    }
+    router, worker = await site.start(sessions=settings)
+    assert code(await browser("s00").ask(router)) == GONE, "old ones are not forgotten"
+    offered = await browser("offered").ask(router)
+    assert (code(offered), offered.value(b"retry-after")) == ((503, "overloaded"), b"1")
+
+    tombstone = rig.claim("session.s00")
+    assert rig.store.forget(tombstone)
+    await worker.count_sessions()
+    assert (await browser("").ask(router)).status == 200, "it works again where one is gone"
+
+
+async def test_r3_the_sessions_of_a_store_are_counted_again_and_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _, worker = await Site(rig).start(sweep_s=0.001)
+    counted, times = asyncio.Event(), iter(range(3))
+
+    async def count() -> None:
+        if next(times, None) is None:
+            counted.set()
+
+    monkeypatch.setattr(worker, "count_sessions", count)
+
+    await counted.wait()
+
+
+@pytest.mark.parametrize("why", ["gate", "bound", "store", "left"])
+async def test_r3_who_is_told_that_the_call_ran_is_not_told_to_send_it_again(
+    rig: Rig, site: Site, why: str
+) -> None:
+    router, worker = await site.start(sessions=replace(COOKIE, number_max=1))
+    site.app.script = setting("new")
+    match why:
+        case "gate":
+            worker.admission.close_own(by=CLOSED.by, why=CLOSED.why)
+        case "bound":
+            await site.made(router)
+            site.app.script = setting("new")
+        case "store":
+            rig.pause_claims(worker).fail("take", FULL)
+        case "left":
+            worker.closed = True
+
+    client = await browser("").ask(router)
+
+    assert code(client) == (502, "session_refused")
+    assert b"the call ran" in client.content
+    assert b"send again" not in client.content
 
 
 async def test_r3_a_session_that_its_living_owner_does_not_hold_is_410(
