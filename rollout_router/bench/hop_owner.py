@@ -1,54 +1,44 @@
 # SPDX-License-Identifier: Apache-2.0
 """The owner's end of a measured hop, a process of its own: ``python -m … SOCKET``.
 
-The application of the benchmark behind uvicorn, which is set up as at a worker's private socket.
+The application of the benchmark behind a worker's own private server, on the loop of a worker; what
+a worker has besides, router and claims, is left out.
 """
 
+import asyncio
 import logging
 import signal
-import socket
 import sys
 from pathlib import Path
 from typing import Final
 
-import uvicorn
+import uvloop
 
 from rollout_router.bench.app import app
+from rollout_router.routing.private import PrivateServer
 
-__all__ = ["READY", "config"]
+__all__ = ["READY"]
 
 READY: Final = "the owner of the hop listens"
 
 
-def config() -> uvicorn.Config:
-    """What a worker's private server has, on the loop of a worker."""
-    return uvicorn.Config(
-        app,
-        http="httptools",
-        loop="uvloop",
-        interface="asgi3",
-        ws="none",
-        lifespan="off",
-        log_config=None,
-        access_log=False,
-        backlog=2048,
-        server_header=False,
-        date_header=False,
-        proxy_headers=False,
-        timeout_keep_alive=24 * 3600,
-        timeout_graceful_shutdown=1,
-    )
+async def _serve(path: Path) -> None:
+    """Serve until SIGINT or SIGTERM."""
+    over, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, over.set)
+    server = PrivateServer(path, app)
+    await server.start()
+    logging.getLogger(__name__).info(READY)
+    await over.wait()
+    await server.stop()
 
 
 def _main(path: Path) -> None:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    for number in (signal.SIGINT, signal.SIGTERM):  # uvicorn raises again what it stopped for
-        signal.signal(number, lambda *_: sys.exit(0))
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as listener:
-        listener.bind(str(path))
-        listener.listen(2048)
-        logging.getLogger(__name__).info(READY)
-        uvicorn.Server(config()).run(sockets=[listener])
+    logging.getLogger("uvicorn.access").propagate = False  # as in a worker
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(path))
 
 
 if __name__ == "__main__":

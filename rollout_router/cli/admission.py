@@ -19,7 +19,15 @@ from rollout_router.claims import (
     StoreRefused,
     read_gate,
 )
-from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
+from rollout_router.cli.flags import (
+    SCHEMA,
+    ExitCode,
+    Seconds,
+    ended_by,
+    flag,
+    json_flag,
+    state_dir_flag,
+)
 from rollout_router.cli.terminal import printable
 from rollout_router.operate import WAIT_S_MAX, close_admission, open_admission
 
@@ -52,7 +60,7 @@ def open_gate(*, state_dir: Path) -> None:
     "--wait",
     "wait_s",
     default=0.0,
-    type=click.FloatRange(0, WAIT_S_MAX),
+    type=Seconds(0, WAIT_S_MAX),
     help="Seconds that calls in flight may take to end.",
 )
 @state_dir_flag()

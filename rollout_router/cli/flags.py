@@ -2,6 +2,7 @@
 """Flags with their environment twins, and the exit codes that every command shares."""
 
 import enum
+import math
 import os
 import re
 import sys
@@ -19,6 +20,7 @@ __all__ = [
     "DURATION",
     "SCHEMA",
     "ExitCode",
+    "Seconds",
     "allow_network_fs_flag",
     "default_run_dir",
     "default_state_dir",
@@ -60,6 +62,19 @@ class _Duration(click.ParamType[timedelta]):
             said = "is no duration: write seconds, or a number with s, m, h or d, as in 30m"
             self.fail(f"{value!r} {said}", param, ctx)
         return timedelta(**{self._units[match[2]]: int(match[1])})
+
+
+class Seconds(click.FloatRange):
+    """A finite number of seconds in a range; click itself lets ``nan`` through."""
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Click's signature."""
+        number: float = super().convert(value, param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{number} is no finite number of seconds.", param, ctx)
+        return number
 
 
 DURATION: Final = _Duration()

@@ -2,6 +2,7 @@
 """``rollout-router serve``: the gateway with several workers."""
 
 import asyncio
+import errno
 import sys
 from contextlib import suppress
 from pathlib import Path
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 import click
 
 from rollout_router.claims import ClaimsError, FileClaimStore, new_nonce, read_gate
-from rollout_router.cli.flags import ExitCode, default_run_dir, flag, state_dir_flag
+from rollout_router.cli.flags import ExitCode, Seconds, default_run_dir, flag, state_dir_flag
 from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
 from rollout_router.routing.key_file import SecretRefused
 from rollout_router.routing.run_dir import private_directory, private_socket_path
@@ -40,12 +41,12 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @flag(
     "--history-idle-seconds",
     default=3600.0,
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     help="A rollout without a call for so long is forgotten.",
 )
 @flag("--rollout-header", default="X-Session-ID", help="Header that names a rollout.")
 @flag("--session-cookie", metavar="NAME", help="Cookie that names a session of the application.")
-@flag("--session-header", metavar="NAME", help="Header that names one, where no cookie does.")
+@flag("--session-header", metavar="NAME", help="Header that names one; not with a cookie.")
 @flag(
     "--rollout-keys",
     type=click.Path(path_type=Path, dir_okay=False, exists=True),
@@ -61,35 +62,35 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
 @flag(
     "--drain-seconds",
     default=30.0,
-    type=click.FloatRange(0),
+    type=Seconds(0),
     help="How long a leaving worker finishes what it has in hand.",
 )
 @flag(
     "--keep-alive-grace-seconds",
     default=6.0,
-    type=click.FloatRange(0),
+    type=Seconds(0),
     help="How long a leaving worker leaves idle connections open; longer than clients use them.",
 )
 @flag(
     "--owner-timeout-seconds",
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     help="How long a forwarded call waits for its owner; if not given, as long as it takes.",
 )
 @flag(
     "--sweep-seconds",
     default=5.0,
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     help="How often a worker looks for what dead ones left.",
 )
 @flag(
     "--connections-max",
     type=click.IntRange(1),
-    help="Connections of a worker; a quarter of its descriptors, unless given.",
+    help="Connections of a worker; unless given, a quarter of its descriptors, at most 16,384.",
 )
 @flag(
     "--answer-stall-seconds",
     default=600.0,
-    type=click.FloatRange(0, min_open=True),
+    type=Seconds(0, min_open=True),
     help="A client that takes nothing of its answer for so long is cut off.",
 )
 @flag(
@@ -108,6 +109,7 @@ def serve(**options: Any) -> None:
         raise click.UsageError(f"--ready-file: {options['ready_file'].parent} is no directory")
     if options["upstream"]:
         _check_url(options["upstream"])
+    _check_sessions(options)
     try:
         config = _config(options)
         config.settings()
@@ -119,7 +121,9 @@ def serve(**options: Any) -> None:
     try:
         listener = bind_public(options["host"], options["port"])
     except PortTaken as error:
-        _end(f"{error}; name another with --port", ExitCode.FAILED)
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = "; name another with --port" if taken else ""
+        _end(f"{error.strerror}{advice}", ExitCode.FAILED)
     supervisor = Supervisor(
         config,
         listener,
@@ -168,6 +172,18 @@ def _check_url(url: str) -> None:
         Upstream(url)
     except ValueError as error:
         raise click.UsageError(f"--upstream: {error}") from error
+
+
+def _check_sessions(options: dict[str, Any]) -> None:
+    given = [name for name in ("session_cookie", "session_header") if options[name] is not None]
+    names = " and ".join(f"--{name.replace('_', '-')}" for name in given)
+    if len(given) > 1:
+        raise click.UsageError(f"{names} exclude each other")
+    if given and not (options["history_delta"] or options["route_always"]):
+        raise click.UsageError(
+            f"{names} has no effect with --no-history-delta: nothing is routed then; give"
+            " --route-always too"
+        )
 
 
 def _check(config: ServeConfig) -> None:

@@ -21,7 +21,15 @@ from rollout_router.claims import (
 )
 from rollout_router.cli.claims_owners import open_store
 from rollout_router.cli.claims_view import described, name_each, print_table, progress
-from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
+from rollout_router.cli.flags import (
+    SCHEMA,
+    ExitCode,
+    Seconds,
+    ended_by,
+    flag,
+    json_flag,
+    state_dir_flag,
+)
 from rollout_router.cli.terminal import printable
 from rollout_router.operate import WAIT_S_MAX, WorkerSilent, drain
 
@@ -61,7 +69,7 @@ def list_workers(*, state_dir: Path, as_json: bool) -> None:
     "--wait",
     "wait_s",
     default=0.0,
-    type=click.FloatRange(0, WAIT_S_MAX),
+    type=Seconds(0, WAIT_S_MAX),
     help="Seconds to wait until it is gone.",
 )
 @state_dir_flag()

@@ -11,12 +11,14 @@ R7  Gym's flag ``history_delta_enabled`` decides, and it is off by default: then
 
 import os
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
 
 from rollout_router.asgi import App
 from rollout_router.integrations.run_folder import join_run, make_run
 from rollout_router.routing import Settings, install
+from rollout_router.routing.installation import check_installable
 
 __all__ = ["FLAG", "deltas_enabled", "route_rollouts"]
 
@@ -46,15 +48,21 @@ def route_rollouts(server: Any, app: Any, **settings: Any) -> App:
     Raises:
         ValueError: the flag is neither true nor false, a setting makes no sense, or the router is
             installed already; nothing is changed.
+        RuntimeError: *app* has started; nothing is changed.
         OSError: no folder could be made for this run.
     """
     service = server.config.name
     deltas = deltas_enabled(server.server_client.global_config_dict, service)
-    derived: dict[str, Any] = {"service": service, "history_delta": deltas}
-    if not {"state_dir", "run_dir"} <= settings.keys():
+    within = {"state_dir": "state", "run_dir": "run"}  # what is not given lies in the run's folder
+    unplaced = {name: Path(part) for name, part in within.items() if name not in settings}
+    derived: dict[str, Any] = {"service": service, "history_delta": deltas, **unplaced}
+    checked = Settings(**(derived | settings))
+    check_installable(app)
+    if unplaced:  # a folder is made only where nothing is left to refuse
         folder = _folder(service)
-        derived |= {"state_dir": folder / "state", "run_dir": folder / "run"}
-    return install(app, Settings(**(derived | settings)))
+        placed: dict[str, Any] = {name: folder / part for name, part in unplaced.items()}
+        checked = replace(checked, **placed)
+    return install(app, checked)
 
 
 def _folder(service: str) -> Path:

@@ -2,7 +2,8 @@
 """A private folder for one run of a server that has no place of its own for claims and sockets.
 
 Every process of the run holds a shared lock on the folder; a folder that nobody holds is of a run
-that is over, and the next run removes it. Cleaners of temporary files that know locks pass it by.
+that is over, and the next run removes it. systemd-tmpfiles passes locked directories
+by. Other cleaners do not, so the store is right to warn below /var/tmp.
 """
 
 import atexit

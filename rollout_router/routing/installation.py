@@ -13,7 +13,7 @@ from rollout_router.asgi import App
 from rollout_router.routing.router import Router
 from rollout_router.routing.settings import Settings
 
-__all__ = ["install"]
+__all__ = ["check_installable", "install"]
 
 
 def install(app: Any, settings: Settings) -> App:
@@ -27,16 +27,21 @@ def install(app: Any, settings: Settings) -> App:
         ValueError: the router is already installed on *app*, which is unchanged.
         RuntimeError: *app* has started, and is unchanged.
     """
+    check_installable(app)
+    if not isinstance(app, Starlette):
+        return Router(app, settings)
+    app.build_middleware_stack = _Layers(app, settings)  # type: ignore[method-assign]
+    return app
+
+
+def check_installable(app: Any) -> None:
+    """Raise what :func:`install` would, for those who prepare more than the application."""
     starlette = app if isinstance(app, Starlette) else None
     outermost = app if starlette is None else starlette.build_middleware_stack
     if isinstance(outermost, Router | _Layers):
         raise ValueError("the router is already installed on this application")  # noqa: TRY004 - its type is right
-    if starlette is None:
-        return Router(app, settings)
-    if starlette.middleware_stack is not None:
+    if starlette is not None and starlette.middleware_stack is not None:
         raise RuntimeError("the router cannot be installed on an application that has started")
-    starlette.build_middleware_stack = _Layers(starlette, settings)  # type: ignore[method-assign]
-    return starlette
 
 
 class _Layers:

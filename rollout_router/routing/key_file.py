@@ -28,8 +28,14 @@ def read_secret(path: Path) -> bytes:
         SecretRefused: it is no plain file, or users beside its owner and group can read it.
         ValueError: it is shorter than :data:`SECRET_BYTES_MIN`.
     """
-    # O_NONBLOCK: a pipe is refused below, and must not be waited for.
-    with os.fdopen(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC), "rb") as file:
+    try:  # O_NONBLOCK: a pipe is refused below, and must not be waited for.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise OSError(
+            f"{path} cannot be read: {error.strerror}; name a file that this user can read:"
+            " `rollout-router keys new` makes one"
+        ) from error
+    with os.fdopen(descriptor, "rb") as file:
         mode = os.fstat(file.fileno()).st_mode
         if not stat.S_ISREG(mode):
             raise SecretRefused(f"{path} is no plain file, and every worker reads it")

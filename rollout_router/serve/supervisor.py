@@ -38,7 +38,7 @@ BACKOFF_S: Final = (0.0, 0.2, 1.0, 5.0)
 
 
 class PortTaken(OSError):  # noqa: N818 - named by what happened
-    """The public port cannot be listened on; the message says which and why."""
+    """The public port cannot be listened on: ``errno``, and ``strerror`` says which and why."""
 
 
 def bind_public(host: str, port: int) -> socket.socket:
@@ -51,18 +51,21 @@ def bind_public(host: str, port: int) -> socket.socket:
         family, kind, protocol, _, address = socket.getaddrinfo(
             host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
         )[0]
-        listener = socket.socket(family, kind, protocol)
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        # Accepted sockets inherit it; without it small answers wait 44 ms for a delayed ACK where
-        # the event loop does not set it (asyncio on a socket that was bound before).
-        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-        listener.bind(address)
-        listener.listen(BACKLOG)
-        # Of all that share it: a worker whose peer was faster would be held in accept for as long
-        # as nobody connects. A copy of a socket object sets what it was copied from.
-        listener.settimeout(0)
+        with ExitStack() as undo:
+            listener = undo.enter_context(socket.socket(family, kind, protocol))
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            # Accepted sockets inherit it; without it small answers wait 44 ms for a delayed ACK
+            # where the event loop does not set it (asyncio on a socket that was bound before).
+            listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            listener.bind(address)
+            listener.listen(BACKLOG)
+            # Of all that share it: a worker whose peer was faster would be held in accept for as
+            # long as nobody connects. A copy of a socket object sets what it was copied from.
+            listener.settimeout(0)
+            undo.pop_all()
     except OSError as error:
-        raise PortTaken(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        said = f"cannot listen on {host}:{port}: {error.strerror}"
+        raise PortTaken(error.errno, said) from error
     return listener
 
 

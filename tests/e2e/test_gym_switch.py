@@ -68,6 +68,12 @@ def test_r7_the_flag_of_an_agent_switches_its_one_worker_on(start: Start, contro
     assert gym.runs() == []
 
 
+def test_r7_the_own_flag_of_a_server_goes_before_all_others(start: Start) -> None:
+    gym = start(workers=None, top={"history_delta_enabled": False}, own=FLAG)
+    assert kept(gym.post("r1", BODY)) == digest(BODY)
+    assert list(gym.claims()) == ["r1"]
+
+
 def test_r2_gyms_half_second_loses_what_is_in_flight_and_runs_nothing_again(
     start: Start, control: Control
 ) -> None:

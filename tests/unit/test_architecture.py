@@ -41,7 +41,7 @@ ROOMS = {
     "demo": {"processes", "transport"},
     "harness": {"claims", "processes"},
     "operate": {"claims"},
-    "bench": {*SHARED, "claims", "gateway", "processes", "transport"},
+    "bench": {*SHARED, "claims", "gateway", "processes", "routing", "transport"},
 }
 ROOMS["cli"] = set(ROOMS)  # it stands before everything, and nothing knows it
 

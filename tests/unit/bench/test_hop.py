@@ -8,6 +8,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
 import uvloop
 
@@ -17,6 +18,7 @@ from rollout_router.bench.app import ANSWER, app
 from rollout_router.bench.connection import BenchFailed
 from rollout_router.bench.hop_clients import WORKS
 from rollout_router.bench.measure import Stage
+from rollout_router.processes import Service
 from rollout_router.routing.private import PrivateServer
 
 CLIENTS = ["bare", "hop", "httpx"]
@@ -178,10 +180,18 @@ def test_where_httpx_is_not_installed_it_is_left_out_and_a_note_says_so(
     assert notes == ["httpx is not installed: it is not among the clients of the hop"]
 
 
-def test_the_owner_is_set_up_as_a_workers_private_server(folder: Path) -> None:
-    private = PrivateServer(folder / "owner.sock", app)
-    ours, theirs = (dict(vars(config)) for config in (hop_owner.config(), private._server.config))
-    private.close()
-    loop = {"loop": "uvloop"}  # of the worker that the private server lives in
-    unlike = {"http": "httptools", "access_log": False}  # their protocol is this one, and silent
-    assert ours == {**theirs, **loop, **unlike}
+def test_the_owner_is_a_workers_private_server_and_says_nothing_of_a_call(folder: Path) -> None:
+    path, log = folder / "owner.sock", folder / "log"
+    command = [sys.executable, "-P", "-m", hop_owner.__name__, str(path)]
+    owner = Service("the owner", command, log=log, apart=False)
+    try:
+        owner.wait_line(hop_owner.READY)
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.post("http://owner/", content=b"body").content == ANSWER
+            refused = client.get("http://owner/", headers={"X-Long": "a" * 128 * 1024})
+        assert refused.json()["error"]["code"] == "request_head_too_large"  # not uvicorn's own
+        assert path.stat().st_mode & 0o777 == 0o600
+    finally:
+        owner.stop()
+    assert not path.exists()
+    assert "POST" not in log.read_text()

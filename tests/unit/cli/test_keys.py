@@ -65,7 +65,11 @@ def test_a_secret_is_not_overwritten(secret: Path) -> None:
     [
         (lambda path: path.chmod(0o644), 4, "chmod 600"),
         (lambda path: path.write_bytes(b"short"), 2, "5 bytes of secret"),
-        (lambda path: path.unlink(), 2, "No such file"),
+        (
+            lambda path: path.unlink(),
+            2,
+            "secret cannot be read: No such file or directory; name a file",
+        ),
     ],
     ids=["open-to-others", "short", "missing"],
 )

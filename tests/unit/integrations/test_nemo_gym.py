@@ -11,7 +11,9 @@ from fastapi import FastAPI
 
 from rollout_router.integrations import run_folder
 from rollout_router.integrations.nemo_gym import FLAG, RUN, WORKER, deltas_enabled, route_rollouts
-from rollout_router.routing import Router, Settings
+from rollout_router.routing import Router, Settings, install
+
+SETTINGS = Settings(state_dir=Path("/s"), run_dir=Path("/r"))
 
 
 def config(*, top: Any = None, own: Any = None, agent: Any = None, uses: str = "policy") -> Any:
@@ -70,6 +72,12 @@ def server(**said: Any) -> Any:
     return SimpleNamespace(config=SimpleNamespace(name="policy"), server_client=client)
 
 
+def started() -> FastAPI:
+    app = FastAPI()
+    app.middleware_stack = app.build_middleware_stack()
+    return app
+
+
 def settings_of(app: Any) -> Settings:
     router = app.build_middleware_stack()
     assert isinstance(router, Router)
@@ -96,6 +104,25 @@ def test_what_is_given_is_taken_and_no_folder_is_made(place: Path) -> None:
     settings = settings_of(route_rollouts(server(), FastAPI(), **given))
     assert settings == Settings(service="policy", **given)
     assert list(place.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("app", "given", "error"),
+    [
+        (FastAPI(), {"placement": "nowhere"}, ValueError),
+        (FastAPI(), {"run_dir": Path("/r"), "sweep_s": 0}, ValueError),
+        (install(FastAPI(), SETTINGS), {}, ValueError),
+        (started(), {}, RuntimeError),
+    ],
+)
+def test_where_anything_is_refused_no_folder_is_made(
+    place: Path, app: Any, given: dict[str, Any], error: type[Exception]
+) -> None:
+    run = os.environ[RUN]
+    with pytest.raises(error):
+        route_rollouts(server(), app, **given)
+    assert list(place.iterdir()) == []
+    assert os.environ[RUN] == run
 
 
 def test_a_worker_whose_supervisor_did_not_call_is_told(

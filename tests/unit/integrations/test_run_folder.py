@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The folder of a run: one each, gone when nobody is in it, never while anybody is."""
 
+import fcntl
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -76,6 +78,50 @@ def test_a_run_that_is_over_cannot_be_joined() -> None:
     leave_run(folder)
     with pytest.raises(FileNotFoundError):
         join_run(folder)
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can give a folder to another user")
+def test_the_folder_of_another_user_is_spared_even_by_root(place: Path) -> None:
+    theirs = _left(place, "rollout-router-run.theirs")
+    os.chown(theirs, 54321, 54321)
+    leave_run(make_run("policy"))
+    assert list(place.iterdir()) == [theirs]
+
+
+@pytest.fixture
+def removed(place: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
+    """The first folder that is joined is removed by another run, between its open and its lock."""
+    gone: list[Path] = []
+    lock = fcntl.flock
+
+    def lock_late(descriptor: int, how: int) -> None:
+        if how == fcntl.LOCK_SH and not gone:
+            gone.extend(place.iterdir())
+            run_folder._remove_if_over(gone[0])
+        lock(descriptor, how)
+
+    monkeypatch.setattr(fcntl, "flock", lock_late)
+    return gone
+
+
+def test_a_run_that_ends_while_its_lock_is_waited_for_cannot_be_joined(
+    place: Path, removed: list[Path]
+) -> None:
+    folder = _left(place, "rollout-router-run.ending")
+    for _ in range(2):  # nothing is kept of the first try
+        with pytest.raises(FileNotFoundError):
+            join_run(folder)
+    assert removed == [folder]
+
+
+def test_a_new_folder_that_another_run_takes_for_an_old_one_is_made_again(
+    place: Path, removed: list[Path]
+) -> None:
+    folder = make_run("policy")
+    assert list(place.iterdir()) == [folder]
+    assert folder not in removed
+    leave_run(folder)
+    assert list(place.iterdir()) == []
 
 
 def test_without_a_place_it_says_what_to_give(monkeypatch: pytest.MonkeyPatch) -> None:

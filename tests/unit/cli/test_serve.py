@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What ``serve`` refuses before anything runs, and what it says to do."""
+
+import errno
+import socket
+from importlib import import_module
+from pathlib import Path
+from typing import NoReturn
+
+import pytest
+from click.testing import CliRunner, Result
+
+from rollout_router.cli.main import main
+from rollout_router.serve.supervisor import PortTaken
+
+serve_module = import_module("rollout_router.cli.serve")
+SECONDS = [
+    param.opts[0] for param in serve_module.serve.params if param.opts[0].endswith("-seconds")
+]
+
+
+@pytest.fixture(autouse=True)
+def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test starts a service: what is not refused fails here."""
+    fail_to_bind(monkeypatch, errno.EADDRNOTAVAIL)
+
+
+def fail_to_bind(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
+    def bind(host: str, port: int) -> NoReturn:
+        raise PortTaken(number, f"cannot listen on {host}:{port}: why")
+
+    monkeypatch.setattr(serve_module, "bind_public", bind)
+
+
+def run(folder: Path, *arguments: str) -> Result:
+    places = ("--state-dir", str(folder / "state"), "--run-dir", str(folder / "run"))
+    return CliRunner().invoke(main, ["serve", *places, *arguments])
+
+
+def test_every_length_of_time_is_looked_at() -> None:
+    assert len(SECONDS) == 6
+
+
+@pytest.mark.parametrize("name", SECONDS)
+@pytest.mark.parametrize("value", ["nan", "inf", "-1"])
+def test_seconds_that_are_no_length_of_time_are_wrong_usage(
+    folder: Path, name: str, value: str
+) -> None:
+    done = run(folder, name, value)
+
+    assert done.exit_code == 2
+    assert name in done.stderr
+    assert not (folder / "state").exists()
+
+
+@pytest.mark.parametrize(
+    ("number", "advised"),
+    [
+        (errno.EADDRINUSE, True),
+        (errno.EACCES, True),
+        (errno.EADDRNOTAVAIL, False),
+        (errno.EMFILE, False),
+        (socket.EAI_NONAME, False),
+    ],
+)
+def test_another_port_is_advised_where_it_would_help(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, number: int, *, advised: bool
+) -> None:
+    fail_to_bind(monkeypatch, number)
+    done = run(folder)
+
+    assert done.exit_code == 1
+    assert "rollout-router: cannot listen on 127.0.0.1:8000: why" in done.stderr
+    assert ("name another with --port" in done.stderr) is advised
+
+
+@pytest.mark.parametrize("name", ["--session-cookie", "--session-header"])
+def test_r7_sessions_are_wrong_usage_where_nothing_is_routed(folder: Path, name: str) -> None:
+    done = run(folder, name, "sid", "--no-history-delta")
+
+    assert done.exit_code == 2
+    assert f"{name} has no effect" in done.stderr
+    assert "--route-always" in done.stderr
+    assert not (folder / "state").exists()
+    assert run(folder, name, "sid", "--no-history-delta", "--route-always").exit_code == 1
+
+
+def test_two_ways_to_name_sessions_are_wrong_usage_by_their_flags(folder: Path) -> None:
+    done = run(folder, "--session-cookie", "sid", "--session-header", "sid")
+
+    assert done.exit_code == 2
+    assert "--session-cookie and --session-header exclude each other" in done.stderr
