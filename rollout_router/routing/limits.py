@@ -2,16 +2,25 @@
 """What one connection may cost a worker before the router knows what it carries. Pure.
 
 The numbers are those of the public port of ``serve``; the private sockets take :meth:`Limits.hop`.
-An application that installs the router has a public server of its own, with limits of its own.
-docs/limits.md lists every bound of the product.
+An application that installs the router has a public server of its own, with limits of its own, and
+its private sockets take ``INSTALLED``. docs/limits.md lists every bound of the product.
 """
 
 import math
 import resource
+import sys
 from dataclasses import dataclass, replace
 from typing import Final
 
-__all__ = ["CONNECTIONS_MAX", "HOP_HEADERS", "HOP_HEAD_BYTES", "TURNED_AWAY_MAX", "Limits"]
+__all__ = [
+    "CONNECTIONS_MAX",
+    "HOP_HEADERS",
+    "HOP_HEAD_BYTES",
+    "INSTALLED",
+    "INSTALLED_HEAD_BYTES_MAX",
+    "TURNED_AWAY_MAX",
+    "Limits",
+]
 
 CONNECTIONS_MAX: Final = 16_384
 """Connections of one port where descriptors allow more: four for each call of ``calls_max``."""
@@ -25,10 +34,16 @@ HOP_HEAD_BYTES: Final = 16 * 1024
 HOP_HEADERS: Final = 16
 """Header lines that a forwarder may add; it adds seven."""
 
+INSTALLED_HEAD_BYTES_MAX: Final = 1024 * 1024
+"""A head over the hop, where another server let it in: as much as an answer's head may have. Few
+servers take more than 64 KiB."""
+
+_UNCOUNTED: Final = sys.maxsize
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Limits:
-    """Bounds of one port, each a connection's unless it says otherwise.
+    """Bounds of one port, each a connection's unless it says otherwise. A time may be infinite.
 
     Raises:
         ValueError: a value makes no sense; the message names it.
@@ -73,13 +88,15 @@ class Limits:
     def __post_init__(self) -> None:
         for name in self.__slots__:
             value = getattr(self, name)
-            if value is not None and not (value > 0 and math.isfinite(value)):
-                raise ValueError(f"{name} must be positive and finite, got {value}")
+            if value is not None and not value > 0:
+                raise ValueError(f"{name} must be positive, got {value}")
 
     def hop(self) -> "Limits":
         """The limits of a private socket: they let through whatever the public port let through.
 
         A hop takes longer than its client may, so that the public port is the one that gives up.
+        Connections have no bound: only our own workers connect, several keep idle ones to the same
+        owner, and its calls are bounded by ``calls_max``.
         """
         return replace(
             self,
@@ -89,6 +106,7 @@ class Limits:
             head_s_max=2 * self.head_s_max,
             body_stall_s_max=2 * self.body_stall_s_max,
             answer_stall_s_max=2 * self.answer_stall_s_max,
+            connections_max=_UNCOUNTED,
         )
 
     def connections(self) -> int:
@@ -99,3 +117,16 @@ class Limits:
         if soft == resource.RLIM_INFINITY:
             return CONNECTIONS_MAX
         return max(1, min(soft // 4, CONNECTIONS_MAX))
+
+
+INSTALLED: Final = Limits(
+    head_bytes_max=INSTALLED_HEAD_BYTES_MAX,
+    headers_max=_UNCOUNTED,
+    target_bytes_max=INSTALLED_HEAD_BYTES_MAX,
+    head_s_max=math.inf,
+    body_stall_s_max=math.inf,
+    answer_stall_s_max=math.inf,
+    connections_max=_UNCOUNTED,
+)
+"""Of a private socket whose public port is another server's: that one judges heads and clients.
+Else it would depend on the worker that accepted a request whether it is served."""

@@ -21,7 +21,7 @@ import uvicorn
 from rollout_router.asgi import App
 from rollout_router.claims import StoreRefused
 from rollout_router.forked import close_in_children
-from rollout_router.routing.limits import Limits
+from rollout_router.routing.limits import INSTALLED, Limits
 from rollout_router.routing.run_dir import private_directory
 from rollout_router.routing.workers_protocol import protocol_noting
 
@@ -34,18 +34,17 @@ one, and is lost where it is closed before."""
 
 IDLE_S_MAX: Final = 24 * 3600  # longer than any forwarder keeps an idle connection
 
-DEFAULT_LIMITS: Final = Limits()
-
 _logger = logging.getLogger(__name__)
 
 
 class PrivateServer:
     """The listener of one worker, and the uvicorn server behind it."""
 
-    def __init__(self, path: Path, app: App, *, limits: Limits = DEFAULT_LIMITS) -> None:
+    def __init__(self, path: Path, app: App, *, limits: Limits | None = None) -> None:
         """Bind and listen; nothing is accepted before :meth:`start`.
 
-        *limits* are those of the public port; the hop's own follow from them.
+        *limits* are those of the public port, from which the hop's own follow; None: they are
+        another server's business.
 
         Raises:
             StoreRefused: the path cannot be bound.
@@ -63,7 +62,9 @@ class PrivateServer:
         self._server = uvicorn.Server(
             uvicorn.Config(
                 app,
-                http=protocol_noting(self._connection_lost.set, limits.hop()),
+                http=protocol_noting(
+                    self._connection_lost.set, INSTALLED if limits is None else limits.hop()
+                ),
                 interface="asgi3",
                 ws="none",
                 lifespan="off",

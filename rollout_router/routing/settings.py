@@ -139,9 +139,10 @@ class Settings:
     body_bytes_max: int = 64 * 1024**2
     """The longest request body of a rollout, rebuilt or sent in full; beyond it 413."""
 
-    limits: Limits = field(default_factory=Limits)
-    """What one connection may cost: of the public port of ``serve``, and of the private sockets. An
-    installed router has a public server that is not ours, and has limits of its own."""
+    limits: Limits | None = None
+    """What one connection may cost: of the public port of ``serve``, and of the private sockets.
+    None, as where the router is installed: the public port is another server's, with limits of its
+    own, and the private sockets let through what that one let in."""
 
     def __post_init__(self) -> None:
         if not _TOKEN.fullmatch(self.rollout_header):

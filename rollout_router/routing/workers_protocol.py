@@ -14,7 +14,12 @@ from collections.abc import Callable
 from enum import Enum
 from typing import Any, ClassVar, Final
 
-from uvicorn.protocols.http.httptools_impl import STATUS_LINE, HttpToolsProtocol
+from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
+from uvicorn.protocols.http.httptools_impl import (
+    STATUS_LINE,
+    HttpToolsProtocol,
+    RequestResponseCycle,
+)
 
 from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.errors import Refusal
@@ -41,21 +46,42 @@ class Part(Enum):
     BODY = "body"
 
 
+class _Counted:
+    """A transport that counts what was written to it."""
+
+    def __init__(self, bare: Any) -> None:
+        self.bare = bare
+        self._written_bytes = 0
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.bare, name)
+
+    def write(self, data: bytes) -> None:
+        self._written_bytes += len(data)
+        self.bare.write(data)
+
+    @property
+    def taken_bytes(self) -> int:
+        """So much of it the client's side has taken."""
+        return self._written_bytes - int(self.bare.get_write_buffer_size())
+
+
 class WorkersProtocol(HttpToolsProtocol):
     """uvicorn's protocol, within limits; no forked child keeps its connection.
 
     It writes no access lines: at a private socket they would repeat those of the public port.
     """
 
-    limits: ClassVar[Limits]  # both of each server's own subclass
+    limits: ClassVar[Limits]  # all three of each server's own subclass
+    turned_away: ClassVar[set["WorkersProtocol"]]  # connections too many, while they are read
     on_lost: Callable[[], None]
+    warned: ClassVar[bool] = False  # that there are no websockets here
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.access_log = False
         self._served = self.app
         self.app = self._serve
-        self._surplus = False  # one connection too many
         self._part = Part.NOTHING
         self._fed_bytes = 0  # since the parser last said that anything was complete
         self._progress = False
@@ -65,21 +91,22 @@ class WorkersProtocol(HttpToolsProtocol):
         self._awaited: Part | None = None  # what :attr:`_arrival` waits for
         self._arrival = Countdown(self.loop)
         self._reading = Countdown(self.loop)
-        self._unread_bytes = 0
+        self._taken_bytes = 0
+        self._running: RequestResponseCycle | None = None  # ``cycle`` is the newest request's
+        self._ahead_bytes = 0  # that came while a request waited for the answer to another
 
     # The connection.
 
     def connection_made(self, transport: Any) -> None:
         """From now on a forked child closes it; beyond the bound it is turned away."""
-        super().connection_made(transport)
+        self._counted = _Counted(transport)
+        super().connection_made(self._counted)  # type: ignore[arg-type]
         close_in_children(transport)
-        surplus = len(self.connections) - self.limits.connections()
-        if surplus > TURNED_AWAY_MAX:
-            transport.abort()
-            return
-        if surplus > 0:
-            self._surplus = True
-            self._served = _turned_away
+        if len(self.connections) - len(self.turned_away) > self.limits.connections():
+            if len(self.turned_away) >= TURNED_AWAY_MAX:
+                transport.abort()
+                return
+            self.turned_away.add(self)
         self._await_next()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -88,16 +115,24 @@ class WorkersProtocol(HttpToolsProtocol):
         self._end()
         self._arrival.cancel()
         self._reading.cancel()
+        self.turned_away.discard(self)
         super().connection_lost(exc)
+        if self._running is not None and self._running is not self.cycle:
+            self._running.disconnected = True
+            self._running.message_event.set()
         self.on_lost()
 
     def handle_websocket_upgrade(self) -> None:
         """From here on the connection is another protocol's."""
         self._end()
+        self.transport = self._counted.bare
         super().handle_websocket_upgrade()
 
-    def _should_upgrade(self) -> bool:
-        return not self._surplus and bool(super()._should_upgrade())
+    def _unsupported_upgrade_warning(self) -> None:
+        """Said once: clients try a websocket again and again, and are told 426."""
+        if not type(self).warned:
+            type(self).warned = True
+            super()._unsupported_upgrade_warning()
 
     # What comes.
 
@@ -105,8 +140,17 @@ class WorkersProtocol(HttpToolsProtocol):
         """Parse it, unless the connection ends; hold to their bound the bytes that are no body."""
         if self._ended:
             return
+        if self in self.turned_away:
+            self._refuse(
+                Refusal(
+                    "overloaded",
+                    "this worker has as many connections as it may; nothing happened, send again",
+                )
+            )
+            return
         self._progress = False
         super().data_received(data)
+        self._read_on(len(data))
         self._fed_bytes = 0 if self._progress else self._fed_bytes + len(data)
         if self._fed_bytes > self.limits.head_bytes_max + _START_BYTES:
             self._refuse(self._head_too_large())
@@ -154,6 +198,8 @@ class WorkersProtocol(HttpToolsProtocol):
                 )
             )
         super().on_headers_complete()
+        if not self.pipeline:
+            self._running = self.cycle
         self._part = Part.BODY
         if not self.parser.should_upgrade():
             self.headers = []  # uvicorn adds trailers here; the request keeps the list that it has
@@ -174,8 +220,13 @@ class WorkersProtocol(HttpToolsProtocol):
 
     def send_400_response(self, msg: str) -> None:
         """What came is no request, or a callback refused it; uvicorn calls this for both."""
-        refusal = self._fault or Refusal("bad_request", f"{msg} Nothing of it happened.")
-        self._refuse(refusal)
+        self._refuse(self._fault or Refusal("bad_request", f"{msg} {self._outcome}."))
+
+    def _read_on(self, count: int) -> None:
+        """A connection that is not read never says that its client left. Bounded in bytes."""
+        self._ahead_bytes = self._ahead_bytes + count if self.pipeline else 0
+        if self.pipeline and self._ahead_bytes <= HIGH_WATER_LIMIT:
+            self.flow.resume_reading()
 
     # What is waited for.
 
@@ -192,7 +243,7 @@ class WorkersProtocol(HttpToolsProtocol):
         self._awaited = awaited
         if awaited is None:
             self._arrival.cancel()
-        elif awaited is Part.NOTHING and not self._surplus:
+        elif awaited is Part.NOTHING and self not in self.turned_away:
             self._arrival.start(self.timeout_keep_alive, self.transport.close)
         elif awaited is Part.HEAD:
             self._arrival.start(self.limits.head_s_max, self._refuse_slow)
@@ -212,16 +263,13 @@ class WorkersProtocol(HttpToolsProtocol):
             # The request whose body is on its way is the newest one.
             if self._part is not Part.BODY or self.scope is not scope:
                 return await receive()
-            began = self.loop.time()
             bound_s = max(0.0, min(limits.body_stall_s_max, allowed_s))
             wait.start(bound_s, self._refuse_slow)
             try:
                 message = await receive()
             finally:
                 wait.cancel()
-            waited_s = self.loop.time() - began
-            if waited_s <= bound_s:  # else the loop was held up, which is not the client's doing
-                allowed_s -= waited_s
+            allowed_s -= wait.waited_s
             allowed_s += len(message.get("body", b"")) / limits.body_bytes_per_s_min
             return message
 
@@ -231,19 +279,16 @@ class WorkersProtocol(HttpToolsProtocol):
             self._watch_reader()
 
     def pause_writing(self) -> None:
-        """The client does not read as fast as it is written to."""
+        """The client does not read as fast as it is written to: its time begins."""
         super().pause_writing()
-        self._watch_reader()
-
-    def resume_writing(self) -> None:
-        """It did read."""
         self._reading.cancel()
-        super().resume_writing()
+        self._watch_reader()
 
     def on_response_complete(self) -> None:
         """An answer is written; what must come next is waited for."""
+        if self.pipeline:
+            self._running = self.pipeline[-1][0]
         super().on_response_complete()
-        self._reading.cancel()
         self._watch_reader()
         self._await_next()
 
@@ -251,12 +296,12 @@ class WorkersProtocol(HttpToolsProtocol):
         """Abort, unless the client takes something of what waits for it, and so on."""
         if self._lost or self._reading.running:
             return
-        self._unread_bytes = self.transport.get_write_buffer_size()
-        if self._unread_bytes:
+        self._taken_bytes = self._counted.taken_bytes
+        if self.transport.get_write_buffer_size():
             self._reading.start(self.limits.answer_stall_s_max, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
-        if self.transport.get_write_buffer_size() < self._unread_bytes:
+        if self._counted.taken_bytes > self._taken_bytes:
             self._watch_reader()
         else:
             self.transport.abort()
@@ -272,14 +317,20 @@ class WorkersProtocol(HttpToolsProtocol):
         return Refusal(
             "request_head_too_large",
             f"a head of more than {self.limits.headers_max} headers or"
-            f" {self.limits.head_bytes_max} bytes; nothing happened",
+            f" {self.limits.head_bytes_max} bytes. {self._outcome}.",
         )
+
+    @property
+    def _outcome(self) -> str:
+        if self._part is Part.BODY:
+            return "Its application may have begun to read it"
+        return "Nothing of it happened"
 
     def _refuse_slow(self) -> None:
         self._refuse(
             Refusal(
                 "request_timeout",
-                f"the {self._part.value} of the request did not come in time; nothing happened",
+                f"the {self._part.value} of the request did not come in time. {self._outcome}.",
             )
         )
 
@@ -293,9 +344,14 @@ class WorkersProtocol(HttpToolsProtocol):
             return
         self._end()
         of_the_body = self._part is Part.BODY
+        if of_the_body and self.pipeline:  # not begun, and never will
+            self.pipeline.popleft()
+            self.cycle = self.pipeline[0][0] if self.pipeline else self._running  # type: ignore[assignment]
+            of_the_body = False
         if self._answering and not of_the_body:
             self.cycle.keep_alive = False  # earlier requests were right, and get their answers
-        elif self._answering and (self.pipeline or self.cycle.response_started):
+            self.flow.resume_reading()  # and see a client that leaves
+        elif self._answering and self.cycle.response_started:
             self.transport.abort()
         elif of_the_body and not self._answering:
             self.transport.close()  # it has its answer
@@ -319,18 +375,8 @@ class WorkersProtocol(HttpToolsProtocol):
 
 def protocol_noting(on_lost: Callable[[], None], limits: Limits) -> type[WorkersProtocol]:
     """The protocol of one server, which calls *on_lost* whenever one of its connections ended."""
-    own = {"on_lost": staticmethod(on_lost), "limits": limits}
+    own = {"on_lost": staticmethod(on_lost), "limits": limits, "turned_away": set()}
     return type("Protocol", (WorkersProtocol,), own)
-
-
-async def _turned_away(_scope: Scope, _receive: Receive, send: Send) -> None:
-    """Answers on a connection beyond the bound."""
-    refusal = Refusal(
-        "overloaded", "this worker has as many connections as it may; nothing happened, send again"
-    )
-    headers = [*refusal.headers(), (b"connection", b"close")]
-    await send({"type": "http.response.start", "status": refusal.status, "headers": headers})
-    await send({"type": "http.response.body", "body": refusal.body()})
 
 
 def _has_body(headers: list[tuple[bytes, bytes]]) -> bool:

@@ -29,6 +29,7 @@ from rollout_router.errors import ResponseCut
 from rollout_router.forked import close_in_children
 from rollout_router.routing import Router
 from rollout_router.routing.headers import without
+from rollout_router.routing.limits import Limits
 from rollout_router.routing.workers_protocol import protocol_noting
 from rollout_router.serve.compose import compose
 from rollout_router.serve.config import ServeConfig
@@ -71,7 +72,7 @@ class _WorkerServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._closing,
-                http=protocol_noting(self._connection_lost.set, router.settings.limits),
+                http=protocol_noting(self._connection_lost.set, router.settings.limits or Limits()),
                 loop="uvloop",
                 ws="auto",
                 lifespan="on",

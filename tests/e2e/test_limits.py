@@ -6,9 +6,12 @@ import socket
 from collections.abc import Callable
 from contextlib import ExitStack
 
+import pytest
+from support.control import Call, Control
 from support.gateway import Gateway, wait_until
 
 CALL = b"GET /healthz HTTP/1.1\r\nHost: gym\r\n\r\n"
+POST = b"POST /v1/responses HTTP/1.1\r\nHost: gym\r\nContent-Length: %d\r\n\r\n"
 
 
 def ask(gateway: Gateway, raw: bytes, *, stack: ExitStack) -> tuple[socket.socket, bytes]:
@@ -21,6 +24,12 @@ def ask(gateway: Gateway, raw: bytes, *, stack: ExitStack) -> tuple[socket.socke
     return connection, head
 
 
+def stream(call: Call) -> None:
+    """Send until the call is over."""
+    while True:
+        call.send("x" * 50_000)
+
+
 def test_serve_bounds_its_connections_and_their_heads(serve: Callable[..., Gateway]) -> None:
     gateway = serve("--connections-max", "2", workers=1)
     with ExitStack() as stack:
@@ -30,6 +39,10 @@ def test_serve_bounds_its_connections_and_their_heads(serve: Callable[..., Gatew
         _, turned_away = ask(gateway, CALL, stack=stack)
         assert turned_away.startswith(b"HTTP/1.1 503 ")
         assert b"\r\nretry-after: 1\r\n" in turned_away
+
+        body = b"x" * (8 << 20)  # more than the buffers of both sockets
+        _, turned_away = ask(gateway, POST % len(body) + body, stack=stack)
+        assert turned_away.startswith(b"HTTP/1.1 503 ")
 
         kept[0][0].close()
         wait_until(
@@ -43,3 +56,18 @@ def test_serve_bounds_its_connections_and_their_heads(serve: Callable[..., Gatew
             head, _, body = answers.read().rpartition(b"\r\n\r\n")
         assert b"HTTP/1.1 431 " in head
         assert json.loads(body)["error"]["code"] == "request_head_too_large"
+
+
+def test_r4_serve_aborts_an_answer_that_nobody_reads(
+    serve: Callable[..., Gateway], control: Control
+) -> None:
+    gateway = serve("--answer-stall-seconds", "0.3", workers=1, control=control.path)
+    control.hold("r1")
+    with gateway.connect() as client:
+        client.sendall(b"POST /sessions/r1/x HTTP/1.1\r\nHost: gym\r\nContent-Length: 2\r\n\r\n{}")
+        call = control.next_call("r1")
+        call.begin()
+        with pytest.raises(ConnectionError):
+            stream(call)
+        with client.makefile("rb") as answer:
+            assert not answer.read().endswith(b"0\r\n\r\n")

@@ -59,9 +59,13 @@ class TurnedLoop:
             await self._fire(first)
         self._now = until
 
+    def stop(self, seconds: float) -> None:
+        """As after SIGSTOP and SIGCONT, before anything of this process went on."""
+        self._now += seconds
+
     async def stop_and_go_on(self, seconds: float) -> None:
         """As after SIGSTOP and SIGCONT: every timer that was due meanwhile comes late."""
-        self._now += seconds
+        self.stop(seconds)
         for timer in [timer for timer in self._standing() if timer.due <= self._now]:
             if not timer.cancelled:
                 await self._fire(timer)

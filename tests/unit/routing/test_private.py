@@ -15,6 +15,7 @@ import pytest
 from support.routing import Application
 
 from rollout_router.claims import StoreRefused
+from rollout_router.routing.limits import Limits
 from rollout_router.routing.private import RETIRED_MAX, PrivateServer
 from rollout_router.routing.run_dir import private_directory
 
@@ -40,6 +41,59 @@ async def test_the_socket_is_private_and_serves_without_marks_of_its_own(folder:
     assert b"date:" not in head
     assert app.calls[0].body == b"{}"
     assert not (folder / "n.sock").exists()
+
+
+async def _exchange(path: Path, raw: bytes) -> bytes:
+    """All that comes on a connection of its own."""
+    reader, writer = await asyncio.open_unix_connection(path)
+    writer.write(raw)
+    answers = await reader.read()
+    writer.close()
+    await writer.wait_closed()
+    return answers
+
+
+async def test_c3_forwarders_are_never_too_many(folder: Path) -> None:
+    server = PrivateServer(folder / "n.sock", Application(), limits=Limits(connections_max=1))
+    await server.start()
+    idle = [await asyncio.open_unix_connection(server.path) for _ in range(4)]
+    for reader, writer in idle:
+        writer.write(REQUEST)
+        assert (await reader.readuntil(b"\r\n")).startswith(b"HTTP/1.1 200")
+    for _, writer in idle:
+        writer.close()
+    await server.wait_no_forwarder()
+    await server.stop()
+
+
+OTHERS_HEADS = {
+    "lines": b"x-a: b\r\n" * 300,
+    "a cookie": b"cookie: " + b"c" * 100_000 + b"\r\n",
+}
+
+
+@pytest.mark.parametrize("name", OTHERS_HEADS)
+@pytest.mark.parametrize(("limits", "status"), [(None, b"200"), (Limits(), b"431")])
+async def test_a_head_that_another_server_let_in_passes_the_hop(
+    folder: Path, name: str, limits: Limits | None, status: bytes
+) -> None:
+    server = PrivateServer(folder / "n.sock", Application(), limits=limits)
+    await server.start()
+    close = b"connection: close\r\n"
+    raw = REQUEST.replace(b"content-length", close + OTHERS_HEADS[name] + b"content-length")
+    assert (await _exchange(server.path, raw))[9:12] == status
+    await server.stop()
+
+
+@pytest.mark.parametrize("part", [REQUEST[:9], REQUEST[:-1]])
+async def test_a_slow_request_is_refused_by_a_real_clock(folder: Path, part: bytes) -> None:
+    limits = Limits(head_s_max=0.05, body_stall_s_max=0.05)
+    server = PrivateServer(folder / "n.sock", Application(), limits=limits)
+    await server.start()
+    answers = await _exchange(server.path, part)
+    await server.stop()
+    assert answers.startswith(b"HTTP/1.1 408 ")
+    assert b"request_timeout" in answers
 
 
 async def test_the_wait_for_forwarders_ends_with_the_last_of_them(folder: Path) -> None:

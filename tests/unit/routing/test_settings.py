@@ -41,5 +41,9 @@ def test_r7_deltas_or_route_always_route(name: str) -> None:
     assert settings(**{name: True}).routes
 
 
+def test_an_installed_router_has_no_limits_of_connections_of_its_own() -> None:
+    assert settings().limits is None
+
+
 def test_bounds_that_are_none_are_allowed() -> None:
     assert settings(drain_s_max=0, owner_timeout_s=None, rollout_keys=None).drain_s_max == 0

@@ -2,6 +2,7 @@
 """What one connection may cost a worker, in bytes, number and time (R2, R4)."""
 
 import json
+import logging
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -269,18 +270,37 @@ async def test_a_client_whose_body_nobody_reads_is_not_blamed() -> None:
         assert not client.ended
 
 
+@pytest.mark.parametrize("stopped_s", [25, 70, 3600])
 @pytest.mark.parametrize("raw", [b"", WHOLE, WHOLE[:9], LINE + b"Content-Length: 9\r\n\r\n"])
-async def test_a_worker_that_was_stopped_blames_nobody(raw: bytes) -> None:
+async def test_a_worker_that_was_stopped_blames_nobody(raw: bytes, stopped_s: float) -> None:
     app = Application()
     async with serving(app) as server:
         client = server.connect()
         await client.write(raw)
-        await server.loop.stop_and_go_on(3600)
+        await server.loop.stop_and_go_on(stopped_s)
         assert not client.ended
         await client.write(b"1" if raw.endswith(b"\r\n\r\n") else b"")
         await server.loop.turn(29)
         await client.write(WHOLE[9:] if raw == WHOLE[:9] else WHOLE)
         assert len(app.calls) == 1 + (raw == WHOLE)
+
+
+@pytest.mark.parametrize("first", ["timer", "bytes"])
+async def test_a_stop_amid_a_slow_body_is_not_charged_to_its_client(first: str) -> None:
+    async with serving(Reading()) as server:
+        client = server.connect()
+        await client.write(LINE + b"Content-Length: 9\r\n\r\n1")
+        await server.loop.turn(50)
+        if first == "timer":
+            await server.loop.stop_and_go_on(59)
+        else:
+            server.loop.stop(59)
+        assert not client.ended
+        await client.write(b"2")
+        await server.loop.turn(6)
+        assert not client.ended, "50 of 60 s were its own"
+        await server.loop.turn(5)
+        assert code_of(client.answers) == "request_timeout"
 
 
 async def test_what_is_left_of_a_request_that_was_answered_must_come() -> None:
@@ -364,6 +384,52 @@ async def test_each_answer_has_its_own_time_to_be_read() -> None:
             client.transport.take(len(client.transport.waiting))
 
 
+BEGIN: Message = {"type": "http.response.start", "status": 200, "headers": []}
+
+
+def piece(count: int) -> Message:
+    return {"type": "http.response.body", "body": b"x" * count, "more_body": True}
+
+
+@pytest.mark.parametrize("count", [60_000, HIGH_WATER_BYTES * 2])
+async def test_r4_what_was_left_of_an_answer_shortens_no_pause_in_the_next(count: int) -> None:
+    app = Application(answer(b"x" * 50_000))
+    async with serving(app, idle_s=10_000) as server:
+        client = server.connect()
+        client.transport.reads = False
+        await client.write(WHOLE)
+        await server.loop.turn(1)
+        client.transport.take(len(client.transport.waiting))
+        app.script = never
+        await server.loop.turn(400)
+        await client.write(WHOLE)
+        call = app.calls[1]
+        await call.send(BEGIN)
+        await call.send(piece(count))
+        await server.loop.turn(599)
+        assert not client.transport.aborted
+        await server.loop.turn(600)
+        assert client.transport.aborted
+
+
+async def test_r4_a_pause_of_writing_has_the_whole_time() -> None:
+    app = Application(answer(b"x" * 50_000))
+    async with serving(app, idle_s=10_000) as server:
+        client = server.connect()
+        client.transport.reads = False
+        await client.write(WHOLE)
+        app.script = never
+        await server.loop.turn(400)
+        await client.write(WHOLE)
+        await app.calls[1].send(BEGIN)
+        client.transport.take(40_000)
+        await app.calls[1].send(piece(HIGH_WATER_BYTES))
+        await server.loop.turn(599)
+        assert not client.transport.aborted
+        await server.loop.turn(1)
+        assert client.transport.aborted
+
+
 async def test_r4_a_stream_that_nobody_reads_is_aborted_and_its_call_ends() -> None:
     async def endless(call: AppCall) -> None:
         await call.send({"type": "http.response.start", "status": 200, "headers": []})
@@ -372,17 +438,16 @@ async def test_r4_a_stream_that_nobody_reads_is_aborted_and_its_call_ends() -> N
         call.cancelled.set()
 
     app = Application(endless)
-    piece: Message = {"type": "http.response.body", "body": b"x" * 100_000, "more_body": True}
     async with serving(app) as server:
         client = server.connect()
         client.transport.reads = False
         await client.write(WHOLE)
         for _ in range(3):
-            await app.calls[0].send(piece)
+            await app.calls[0].send(piece(100_000))
             await server.loop.turn(599)
             assert not client.transport.aborted
             client.transport.take(len(client.transport.waiting))
-        await app.calls[0].send(piece)
+        await app.calls[0].send(piece(100_000))
         await server.loop.turn(600)
         assert client.transport.aborted
         await client.leave()
@@ -418,6 +483,92 @@ async def test_r4_a_fault_is_never_written_into_an_answer_under_way() -> None:
     assert client.answers.endswith(b"4\r\nfine\r\n0\r\n\r\n")
     assert statuses(client.answers) == [200]
     assert len(app.calls) == 1
+
+
+@pytest.mark.parametrize("waiting", [0, 2])
+@pytest.mark.parametrize("begun", [True, False])
+async def test_r4_a_fault_in_a_pipelined_body_leaves_earlier_answers_whole(
+    waiting: int,
+    begun: bool,  # noqa: FBT001 - a table
+) -> None:
+    app = Application(never)
+    async with serving(app) as server:
+        client = server.connect()
+        await client.write(WHOLE)
+        call = app.calls[0]
+        if begun:
+            await call.send(BEGIN)
+        await client.write(WHOLE * waiting + CHUNKED + b"z\r\n" + WHOLE)
+        app.script = answer(b"fine")
+        if not begun:
+            await call.send(BEGIN)
+        await call.send({"type": "http.response.body", "body": b"fine"})
+        await settle()
+        assert client.transport.closing
+        assert not client.transport.aborted
+    assert statuses(client.answers) == [200] * (1 + waiting)
+    assert client.answers.endswith(b"4\r\nfine\r\n0\r\n\r\n")
+    assert len(app.calls) == 1 + waiting
+
+
+AHEAD = {
+    "a request": WHOLE,
+    "some requests": WHOLE * 9,
+    "a fault in a head": WHOLE + b"NOISE\r\n\r\n",
+    "a fault in a body": WHOLE + CHUNKED + b"z\r\n",
+    "nothing but a fault in a body": CHUNKED + b"z\r\n",
+    "too many requests": WHOLE * 100,
+}
+
+
+@pytest.mark.parametrize("name", AHEAD)
+async def test_r4_a_client_that_leaves_is_noticed_whatever_it_sent_ahead(name: str) -> None:
+    async def watching(call: AppCall) -> None:
+        assert (await call.receive())["type"] == "http.disconnect"
+        call.cancelled.set()
+
+    app = Application(watching)
+    async with serving(app) as server:
+        client = server.connect()
+        await client.write(WHOLE)
+        await client.write(AHEAD[name])
+        assert not client.transport.paused, "a paused connection does not say that it ended"
+        await client.leave()
+        assert app.calls[0].cancelled.is_set()
+    assert len(app.calls) == 1
+
+
+async def test_r4_a_client_that_leaves_amid_its_second_answer_of_three_is_noticed() -> None:
+    left: list[Message] = []
+
+    async def watching(call: AppCall) -> None:
+        left.append(await call.receive())
+
+    app = Application(never)
+    async with serving(app) as server:
+        client = server.connect()
+        await client.write(WHOLE * 3)
+        app.script = watching
+        await app.calls[0].send(BEGIN)
+        await app.calls[0].send({"type": "http.response.body"})
+        await settle()
+        assert (len(app.calls), left) == (2, [])
+        await client.leave()
+    assert left == [{"type": "http.disconnect"}]
+    assert len(app.calls) == 2
+
+
+async def test_what_is_read_ahead_has_a_bound() -> None:
+    app = Application()
+    async with serving(app) as server:
+        client = server.connect()
+        await client.write(LINE + b"Content-Length: 100000\r\n\r\n" + b"x" * 100_000)
+        app.script = never
+        await client.write(WHOLE)
+        for _ in range(8):
+            assert not client.transport.paused
+            await client.write(LINE + b"Content-Length: 8200\r\n\r\n" + b"x" * 8200)
+        assert client.transport.paused
 
 
 async def test_a_fault_is_answered_once() -> None:
@@ -463,6 +614,71 @@ async def test_an_upgrade_that_is_not_done_is_answered_and_ends_its_connection()
         assert client.transport.closing
     assert statuses(client.answers) == [200]
     assert len(app.calls) == 1
+
+
+@pytest.mark.parametrize(
+    ("raw", "status", "begun"),
+    [
+        (b"NOISE\r\n\r\n", 400, False),
+        (CHUNKED + b"z\r\n", 400, True),
+        (WHOLE[:9], 408, False),
+        (WHOLE[:-1], 408, True),
+        (CHUNKED + b"2;" + b"x" * 70_000, 431, True),
+    ],
+)
+async def test_r2_nothing_happened_is_said_only_where_it_is_true(
+    raw: bytes,
+    status: int,
+    begun: bool,  # noqa: FBT001 - a table
+) -> None:
+    async with serving(Reading()) as server:
+        client = server.connect()
+        await client.write(raw[:60])
+        await client.write(raw[60:])
+        await server.loop.turn(60)
+    assert statuses(client.answers) == [status]
+    assert (b"may have begun" in client.answers) is begun
+    assert (b"Nothing of it happened" in client.answers) is not begun
+
+
+async def test_a_missing_websocket_library_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING, "uvicorn.error")
+    upgrade = LINE + b"Connection: upgrade\r\nUpgrade: websocket\r\n\r\n"
+    async with serving(Application()) as server:
+        for _ in range(3):
+            await server.connect().write(upgrade)
+    assert caplog.text.count("No supported WebSocket library") == 1
+
+
+async def test_those_that_are_told_take_no_room() -> None:
+    async with serving(Application(), connections_max=1) as server:
+        first = server.connect()
+        told = [server.connect() for _ in range(9)]
+        for client in told:
+            await client.write(WHOLE)
+        await first.leave()
+        client = server.connect()
+        await client.write(WHOLE)
+        assert statuses(client.answers) == [200]
+        assert not any(client.transport.closing for client in told)
+        for client in told:
+            await client.leave()
+        client = server.connect()
+        await client.write(WHOLE)
+        assert statuses(client.answers) == [503]
+
+
+async def test_who_is_turned_away_can_read_why_while_it_writes() -> None:
+    async with serving(Application(), connections_max=1) as server:
+        _, client = server.connect(), server.connect()
+        await client.write(LINE + HOST + b"Content-Length: 1000000\r\n\r\n")
+        assert statuses(client.answers) == [503]
+        assert not client.transport.closing
+        for _ in range(10):
+            await client.write(b"x" * 100_000)
+        assert not client.transport.paused
+        await server.loop.turn(LINGER_S)
+    assert [client.transport.closing, code_of(client.answers)] == [True, "overloaded"]
 
 
 async def test_connections_have_a_bound_and_those_beyond_it_are_told() -> None:
