@@ -15,6 +15,7 @@ from typing import Final
 import uvloop
 
 from rollout_router.bench.app import app
+from rollout_router.routing.limits import Limits
 from rollout_router.routing.private import PrivateServer
 
 __all__ = ["READY"]
@@ -27,7 +28,7 @@ async def _serve(path: Path) -> None:
     over, loop = asyncio.Event(), asyncio.get_running_loop()
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, over.set)
-    server = PrivateServer(path, app)
+    server = PrivateServer(path, app, limits=Limits())  # those of `serve`
     await server.start()
     logging.getLogger(__name__).info(READY)
     await over.wait()
