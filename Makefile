@@ -3,6 +3,8 @@
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 ARGS ?=
+# Tests start hundreds of processes: without compiled modules each would compile them anew.
+export PYTHONDONTWRITEBYTECODE :=
 
 # NeMo Gym wants another Python, and an environment of its own: docs/nemo-gym.md.
 PYTHON_GYM ?= $(shell for python in python3.13 $$HOME/.pyenv/versions/3.13*/bin/python; do \

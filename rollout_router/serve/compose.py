@@ -33,8 +33,12 @@ def compose(config: ServeConfig) -> Router:
 def _application(config: ServeConfig) -> App:
     if config.app is not None:
         return load_app(config.app)
-    # Imported where it is served: it takes longer to import than everything else together.
-    from rollout_router.gateway import Scripted, Upstream, create_app  # noqa: PLC0415
+    # Imported where they are served: they take longer to import than everything else together.
+    from rollout_router.gateway import Model, Scripted, create_app  # noqa: PLC0415
 
-    model = Scripted() if config.upstream is None else Upstream(config.upstream)
+    model: Model = Scripted()
+    if config.upstream is not None:
+        from rollout_router.gateway import Upstream  # noqa: PLC0415
+
+        model = Upstream(config.upstream)
     return cast("App", create_app(model))

@@ -240,7 +240,9 @@ def _preloaded(config: ServeConfig) -> list[str]:
     """What the fork server imports. Nothing of the application's: it may start threads."""
     modules = ["rollout_router.cli.main", __name__, "rollout_router.serve.worker"]
     if config.app is None:
-        modules += ["rollout_router.gateway.app", "rollout_router.gateway.upstream"]
+        modules += ["rollout_router.gateway.app", "rollout_router.gateway.scripted"]
+    if config.upstream is not None:
+        modules.append("rollout_router.gateway.upstream")
     if config.capture_dir is not None:
         modules.append("rollout_router.gateway.capture")
     return modules

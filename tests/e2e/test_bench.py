@@ -5,6 +5,7 @@ import json
 import subprocess
 from typing import Any
 
+import pytest
 from support.gateway import COMMAND
 
 STAGES = {
@@ -67,6 +68,7 @@ def test_claims_have_targets_and_a_missed_one_is_the_exit_code() -> None:
     assert done.returncode == (1 if missed else 0)
 
 
+@pytest.mark.long  # how a table looks is tested with the command itself
 def test_the_figures_of_claims_are_printed_for_people() -> None:
     done = run("--only", "claims", "--rounds", "1", "--claims", "2")
     for word in ("median µs", "p99 µs", "claim_take_over", "target", "three plain reads"):

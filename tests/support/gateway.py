@@ -18,7 +18,9 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from click.testing import CliRunner
 
+from rollout_router.cli.main import main
 from rollout_router.transport.sandbox.wire import HISTORY_HEADER
 
 __all__ = [
@@ -157,13 +159,11 @@ class Server(Process):
         kill_and_wait(self.pid_of(worker_id))
 
     def json(self, *command: str) -> dict[str, Any]:
-        """The document that a listing prints with ``--json``."""
-        done = subprocess.run(
-            [COMMAND, *command, "--json", "--state-dir", str(self.state_dir)],
-            capture_output=True,
-            check=True,
-            text=True,
-        )
+        """The document that a listing prints with ``--json``; without a process for each."""
+        arguments = [*command, "--json", "--state-dir", str(self.state_dir)]
+        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        if done.exit_code != 0:
+            raise RuntimeError(f"{' '.join(command)} ended with {done.exit_code}: {done.output}")
         document: dict[str, Any] = json.loads(done.stdout)
         return document
 
