@@ -210,7 +210,7 @@ def after_the_last(headers: dict[str, str], *parts: str) -> Point:
             call.send(part)
         call.end()
         whole = "".join(parts).encode()
-        assert scene.client.read(len(whole)) == whole
+        assert scene.client.read(len(whole) + 1) == whole  # and the end, which follows by itself
         yield
 
     return point
