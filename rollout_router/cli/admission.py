@@ -76,7 +76,6 @@ def close_gate(*, why: str, wait_s: float, state_dir: Path, as_json: bool) -> No
     with (
         ended_by(ClaimsError, ExitCode.FAILED),
         ended_by(StoreRefused, ExitCode.REFUSED),
-        ended_by(ValueError, ExitCode.USAGE),  # --wait nan is in no range, and passes one
     ):
         blockers = close_admission(state_dir, by=BY, why=why, wait_s=wait_s)
     if as_json:

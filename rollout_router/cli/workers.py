@@ -82,7 +82,6 @@ def drain_worker(*, worker_id: str, wait_s: float, state_dir: Path) -> None:
     with (
         ended_by(WorkerSilent, ExitCode.FAILED),
         ended_by(ClaimsError, ExitCode.REFUSED),
-        ended_by(ValueError, ExitCode.USAGE),  # --wait nan is in no range, and passes one
     ):
         gone = drain(state_dir, worker_id, wait_s=wait_s)
     click.echo(f"worker {printable(worker_id)} {'is gone' if gone else 'drains'}")

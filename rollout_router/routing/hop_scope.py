@@ -40,13 +40,13 @@ def completed(scope: Scope, *, state: Mapping[str, Any] | None) -> Scope:
     headers: Headers = scope["headers"]
     client = (wire.first(headers, wire.CLIENT) or b"").decode("latin-1").rpartition(" ")
     known = client[2].isdigit()
-    of_the_hop, framing = [b"expect"], Headers()  # the client's own Expect was answered
+    told = wire.without(headers, b"expect")  # the client's own was answered
     if (length := wire.first(headers, wire.EMPTY_BODY)) is not None:
-        of_the_hop.append(b"transfer-encoding")
-        framing = [(b"content-length", length)] if length else []
+        told = wire.without(told, b"transfer-encoding")
+        told += [(b"content-length", length)] if length else []
     full = {
         **scope,
-        "headers": wire.without(headers, *of_the_hop) + framing,
+        "headers": told,
         HOP_KEY: True,
         "client": (client[0], int(client[2])) if known else None,
         "scheme": (wire.first(headers, wire.SCHEME) or b"http").decode("latin-1"),

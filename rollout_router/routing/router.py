@@ -198,7 +198,7 @@ class Router:
         """A request over the private socket: served here or refused, never forwarded (R1)."""
         worker = self.worker
         found = self._identify(scope)
-        expected = (wire.first(scope["headers"], wire.EXPECT_EPOCH) or b"")[:_EPOCH_DIGITS_MAX]
+        expected = wire.first(scope["headers"], wire.EXPECT_EPOCH) or b""
         exchange = Exchange.of(
             found.rollout_id if isinstance(found, Rollout) else "",
             scope,
@@ -207,7 +207,7 @@ class Router:
             deltas=self.settings.history_delta,
             kind=found.kind if isinstance(found, Rollout) else "rollout",
         )
-        known = expected == wire.NEW or expected.isdigit()
+        known = expected == wire.NEW or (expected.isdigit() and len(expected) <= _EPOCH_DIGITS_MAX)
         if worker is None or worker.closed or not exchange.rollout_id or not known:
             refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
             await _refuse(exchange, refusal, worker)

@@ -161,11 +161,7 @@ class Supervisor:
         """
         try:
             with self._listener.dup() as listener:  # ours may be closed meanwhile
-                process, link = await asyncio.to_thread(self._fork, listener)
-            pid = process.pid
-            if pid is None:
-                raise RuntimeError("a process that was started has a pid")
-            pidfd = os.pidfd_open(pid)
+                process, pidfd, link = await asyncio.to_thread(self._fork, listener)
         except (OSError, EOFError) as error:  # EOFError: the fork server died of it; another starts
             self._say(f"a worker cannot be started: {error!r}")
             return False
@@ -189,11 +185,11 @@ class Supervisor:
             os.close(pidfd)
         await asyncio.to_thread(process.join, REAP_S)
         if not self._stopping.is_set():
-            self._say(f"worker process {pid} {_ending(process.exitcode)}; starting another")
+            self._say(f"worker process {process.pid} {_ending(process.exitcode)}; starting another")
         return bool(line)
 
-    def _fork(self, listener: socket.socket) -> tuple[ForkServerProcess, socket.socket]:
-        """A new worker process, and our end of the link to it. Runs in a thread."""
+    def _fork(self, listener: socket.socket) -> tuple[ForkServerProcess, int, socket.socket]:
+        """A new worker process, its pidfd, and our end of the link to it. Runs in a thread."""
         ours, theirs = socket.socketpair()
         with ExitStack() as undo:
             undo.callback(ours.close)
@@ -201,8 +197,11 @@ class Supervisor:
                 arguments = (self._config, listener, theirs)
                 process = self._forking.Process(target=_work, args=arguments)
                 process.start()
+            if process.pid is None:
+                raise RuntimeError("a process that was started has a pid")
+            pidfd = os.pidfd_open(process.pid)
             undo.pop_all()
-        return process, ours
+        return process, pidfd, ours
 
     def _announce(self) -> None:
         if len(self._ready) < self._workers or self._stopping.is_set():

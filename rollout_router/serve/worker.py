@@ -39,8 +39,7 @@ __all__ = ["main"]
 KEEP_ALIVE_S: Final = 75
 """Longer than a client keeps an idle connection, so that the client is the one that closes it."""
 
-
-CLOSE: Final = (b"connection", b"close")
+_CLOSE: Final = (b"connection", b"close")
 
 
 class _Closing:
@@ -53,7 +52,7 @@ class _Closing:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         async def send_closing(message: Message) -> None:
             if self.begun and message["type"] == "http.response.start":
-                headers = [*without(message.get("headers", []), b"connection"), CLOSE]
+                headers = [*without(message.get("headers", []), b"connection"), _CLOSE]
                 message = {**message, "headers": headers}
             await send(message)
 
