@@ -86,24 +86,6 @@ def test_s3_an_owner_killed_during_a_call_is_an_error_and_the_retry_is_one_resyn
     assert helper.stop_and_count()["r"]["resyncs"] == 1
 
 
-def test_h4_a_dropped_answer_and_its_retry(serve: Serve, control: Control, shim: StartShim) -> None:
-    gateway = serve(control=control.path)
-    helper = shim(gateway.url)
-    helper.post("r", TURNS[0])
-    control.hold("r")
-    with concurrent.futures.ThreadPoolExecutor(1) as threads:
-        waiting = threads.submit(_outcome, helper, "r", TURNS[1])
-        call = control.next_call("r")
-        call.begin(headers={"content-type": "text/event-stream"})
-        call.send("data: {}\n\n")
-        call.fail()
-        assert waiting.result() == "cut"
-    control.unhold("r")
-    assert helper.post("r", TURNS[1]).status_code == 200
-    assert [run.sha256 for run in control.runs("r")[1:]] == [digest(TURNS[1])] * 2
-    assert helper.stop_and_count()["r"]["resyncs"] == 0
-
-
 def test_s2_two_rollouts_in_parallel_do_not_wait_for_each_other(
     serve: Serve, control: Control, shim: StartShim
 ) -> None:
@@ -134,19 +116,6 @@ def test_s4_a_shim_without_deltas_passes_everything_through(
     helper = shim(shared.url, "--no-delta")
     _play(helper, "through", TURNS)
     assert [record["request_text"].encode() for record in shared.records("through")] == TURNS
-
-
-def test_s4_deltas_that_are_switched_off_in_mid_run_are_not_noticed(
-    serve: Serve, shim: StartShim
-) -> None:
-    first = serve()
-    port = first.url.rsplit(":", 1)[1]
-    helper = shim(first.url)
-    _play(helper, "r", TURNS[:3])
-    assert first.stop() == 0
-    second = serve("--no-history-delta", "--port", port, state=first.folder)
-    _play(helper, "r", TURNS[3:])
-    assert [record["request_text"].encode() for record in second.records("r")] == TURNS
 
 
 def test_s1_the_openai_sdk_streams_through_it(shared: Gateway, shim: StartShim) -> None:

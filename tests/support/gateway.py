@@ -159,17 +159,21 @@ class Server(Process):
         kill_and_wait(self.pid_of(worker_id))
 
     def json(self, *command: str) -> dict[str, Any]:
-        """The document that a listing prints with ``--json``; without a process for each."""
-        arguments = [*command, "--json", "--state-dir", str(self.state_dir)]
-        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
-        if done.exit_code != 0:
-            raise RuntimeError(f"{' '.join(command)} ended with {done.exit_code}: {done.output}")
-        document: dict[str, Any] = json.loads(done.stdout)
+        """The document that a listing prints with ``--json``."""
+        printed = self._command(*command, "--json", "--state-dir", str(self.state_dir))
+        document: dict[str, Any] = json.loads(printed)
         return document
 
     def claims(self) -> dict[str, dict[str, Any]]:
         """The claims by rollout."""
         return {claim["rollout_id"]: claim for claim in self.json("claims", "list")["claims"]}
+
+    def _command(self, *arguments: str) -> str:
+        """What a command of the product prints; without a process for each."""
+        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        if done.exit_code != 0:
+            raise RuntimeError(f"{' '.join(arguments)} ended with {done.exit_code}: {done.output}")
+        return done.stdout
 
 
 class Gateway(Server):
@@ -239,13 +243,9 @@ class Gateway(Server):
     def force(self, rollout_id: str) -> None:
         """Take a rollout away from its owner, as an operator does."""
         epoch = str(self.claims()[rollout_id]["claim_epoch"])
-        subprocess.run(
-            [
-                *(COMMAND, "claims", "force", rollout_id, "--expect-epoch", epoch),
-                *("--reason", "test", "--yes", "--state-dir", str(self.state_dir)),
-            ],
-            capture_output=True,
-            check=True,
+        self._command(
+            *("claims", "force", rollout_id, "--expect-epoch", epoch),
+            *("--reason", "test", "--yes", "--state-dir", str(self.state_dir)),
         )
 
     def records(self, rollout_id: str) -> list[dict[str, Any]]:
