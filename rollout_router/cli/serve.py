@@ -58,6 +58,7 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     default="arrival",
     help="Who gets a new rollout: the worker where it first arrives, or the least busy one.",
 )
+@flag("--server-timing", is_flag=True, help="Tell in Server-Timing what the stages of a call took.")
 @flag("--allow-network-fs", is_flag=True, help="Accept a store on a network file system.")
 @flag(
     "--drain-seconds",
@@ -155,6 +156,7 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         session_header=options["session_header"],
         rollout_keys_file=absolute(options["rollout_keys"]),
         placement=options["placement"],
+        server_timing=options["server_timing"],
         allow_network_fs=options["allow_network_fs"],
         drain_s=options["drain_seconds"],
         keep_alive_grace_s=options["keep_alive_grace_seconds"],

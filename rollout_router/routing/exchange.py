@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One request of a rollout or session on its way through, and the mark its answer will carry."""
+"""One request of a rollout or session on its way through, and what its answer will carry of us."""
 
 from dataclasses import dataclass, field
 
@@ -8,6 +8,8 @@ from rollout_router.claims.record import Kind
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
 from rollout_router.routing.headers import Headers
+from rollout_router.routing.hop_scope import HOP_KEY
+from rollout_router.routing.stages import SERVER_TIMING, Stage, Stages
 
 __all__ = ["Exchange", "Mark", "Progress", "is_frame"]
 
@@ -42,6 +44,7 @@ class Exchange:
     mark: Mark
     kind: Kind = "rollout"
     progress: Progress = field(default_factory=Progress)
+    stages: Stages | None = None  # where they are timed
 
     @classmethod
     def of(
@@ -53,6 +56,7 @@ class Exchange:
         *,
         deltas: bool,
         kind: Kind = "rollout",
+        timed: bool = False,
     ) -> "Exchange":
         """Begin one; with *deltas*, every final answer to ``keep`` or to a frame is marked."""
         headers: Headers = scope["headers"]
@@ -63,7 +67,17 @@ class Exchange:
             client=Client(scope, receive, send),
             mark=Mark(wanted=deltas and asked),
             kind=kind,
+            stages=Stages(wire.STAGES if HOP_KEY in scope else SERVER_TIMING) if timed else None,
         )
+
+    def passed(self, stage: Stage) -> None:
+        """A stage is over."""
+        if self.stages is not None:
+            self.stages.end(stage)
+
+    def timing(self) -> Headers:
+        """The stages so far, where they are timed."""
+        return [] if self.stages is None else [self.stages.header()]
 
 
 def is_frame(headers: Headers) -> bool:

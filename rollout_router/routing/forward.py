@@ -94,6 +94,7 @@ class Hop:
     ) -> None:
         self._identity = identity
         self._hops = hops
+        self._exchange = exchange
         self._scope = exchange.scope
         self._client = exchange.client
         self._rollout_id = exchange.rollout_id
@@ -246,7 +247,10 @@ class Hop:
             {
                 "type": "http.response.start",
                 "status": response.status,
-                "headers": wire.without(response.headers, wire.HOP),
+                "headers": [
+                    *wire.without(response.headers, wire.HOP, wire.STAGES),
+                    *self._timing(response.headers),
+                ],
             }
         )
         try:
@@ -257,6 +261,14 @@ class Hop:
         except HopLost as error:
             raise self._lost(error, target) from error
         await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    def _timing(self, headers: Headers) -> Headers:
+        """The stages at both workers in one line, where the owner told its own."""
+        stages, told = self._exchange.stages, wire.first(headers, wire.STAGES)
+        if stages is None or told is None:
+            return []
+        stages.end_hop(told)
+        return self._exchange.timing()
 
 
 def _of_the_message(headers: Headers, identity: bytes) -> Headers:

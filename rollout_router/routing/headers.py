@@ -17,6 +17,7 @@ __all__ = [
     "NEW",
     "ROOT_PATH",
     "SCHEME",
+    "STAGES",
     "WORKER",
     "Headers",
     "first",
@@ -34,6 +35,7 @@ CONTROL: Final = b"rollout-control"
 ROOT_PATH: Final = b"rollout-root-path"
 SCHEME: Final = b"rollout-scheme"
 HOP: Final = b"rollout-hop"
+STAGES: Final = b"rollout-stages"
 EXPECT_EPOCH: Final = b"rollout-expect-epoch"
 KEEP: Final = b"keep"
 NEW: Final = b"new"

@@ -23,7 +23,6 @@ from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.history import CallHandle
 from rollout_router.metrics import FENCED
 from rollout_router.routing import headers as wire
-from rollout_router.routing.client import Client
 from rollout_router.routing.completion import HELD_S_MAX, Completion
 from rollout_router.routing.exchange import Exchange, is_frame
 from rollout_router.routing.headers import Headers
@@ -52,7 +51,8 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         Refusal: nothing ran, or the application failed before it answered.
         ClientGone: the client left before its body was complete.
     """
-    claim, mark, client = held.grant.claim, exchange.mark, exchange.client
+    exchange.passed("admission")
+    claim, mark = held.grant.claim, exchange.mark
     exchange.progress.claim_epoch = claim.claim_epoch
     call = Call(
         rollout_id=claim.rollout_id,
@@ -63,9 +63,11 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     settings = worker.settings
     keeps = settings.history_delta and not worker.ownership.leaving
     headers: Headers = list(exchange.scope["headers"])
-    body = await client.read_body(bytes_max=settings.body_bytes_max, claim=claim)
+    body = await exchange.client.read_body(bytes_max=settings.body_bytes_max, claim=claim)
+    exchange.passed("read")
     # It may have been closed while the body came (R6).
     worker.admission.check(claim.rollout_id, claim_epoch=claim.claim_epoch)
+    exchange.passed("admission")
     digest = ""
     if is_frame(headers):
         frame, body = await _rebuilt(body, held.call, exchange, settings.body_bytes_max)
@@ -75,6 +77,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         digest = await _sha256(body)
     if digest and keeps and worker.ownership.keep(held, digest, body):
         mark.value = b"kept=" + digest.encode()
+    exchange.passed("rebuild")
     if not worker.ownership.stands(held.grant):
         mark.value = b"none"
         FENCED.labels(where="dispatch").inc()
@@ -84,6 +87,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
             rollout_id=claim.rollout_id,
             claim_epoch=claim.claim_epoch,
         )
+    exchange.passed("claim")
     headers = wire.without_ours(headers)
     if settings.rollout_keys is not None and exchange.kind == "rollout":
         headers = wire.without(headers, *KEY_HEADERS)  # the key is for us alone
@@ -95,7 +99,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     extra = [*_names(call), *mark.headers()]
     exchange.progress.dispatched = True
     try:
-        await _run(app, scope, client, tasks=worker.tasks, body=body, extra=extra, watch=watch)
+        await _run(app, scope, exchange, tasks=worker.tasks, body=body, extra=extra, watch=watch)
     finally:
         if watch is not None:
             watch.end()
@@ -104,7 +108,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
 async def _run(
     app: App,
     scope: Scope,
-    client: Client,
+    exchange: Exchange,
     *,
     tasks: Tasks,
     body: bytes,
@@ -113,7 +117,8 @@ async def _run(
 ) -> None:
     """Give the whole body to the application and its answer to the client."""
     call: Call = scope[CALL_KEY]
-    answer = _Answer(client, tasks, method=scope["method"], extra=extra)
+    client = exchange.client
+    answer = _Answer(exchange, tasks, method=scope["method"], extra=extra)
     delivered = False
 
     async def receive() -> Message:
@@ -148,8 +153,9 @@ async def _run(
 class _Answer:
     """The application's answer on its way to the client: its end when it is done (F2)."""
 
-    def __init__(self, client: Client, tasks: Tasks, *, method: str, extra: Headers) -> None:
-        self._client = client
+    def __init__(self, exchange: Exchange, tasks: Tasks, *, method: str, extra: Headers) -> None:
+        self._exchange = exchange
+        self._client = exchange.client
         self._tasks = tasks
         self._completion = Completion(method)
         self._extra = extra
@@ -163,7 +169,10 @@ class _Answer:
             self._timer = self._timer or loop.call_later(HELD_S_MAX, self._expire)
             return
         self.stop()
-        await self._client.send(_named(leaving, self._extra))
+        if leaving["type"] == "http.response.start":
+            self._exchange.passed("app")
+            leaving = _named(leaving, [*self._extra, *self._exchange.timing()])
+        await self._client.send(leaving)
 
     async def flush(self) -> None:
         """Send what is held back, without an end that the application did not give."""
@@ -181,11 +190,9 @@ class _Answer:
         self._tasks.spawn(self.flush(), name="the last bytes of an answer")
 
 
-def _named(message: Message, extra: Headers) -> Message:
+def _named(start: Message, extra: Headers) -> Message:
     """A head with our headers in place of the application's under our names (R5)."""
-    if message["type"] != "http.response.start":
-        return message
-    return {**message, "headers": [*wire.without_ours(message.get("headers", [])), *extra]}
+    return {**start, "headers": [*wire.without_ours(start.get("headers", [])), *extra]}
 
 
 def _failure(call: Call, error: Exception) -> Refusal:

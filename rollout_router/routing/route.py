@@ -149,6 +149,7 @@ class _Route:
 
     async def _serve(self, held: Held) -> bool:
         claim = held.grant.claim
+        self._exchange.passed("claim")
         try:
             decision = route_public(
                 me=self._worker.id,
@@ -170,7 +171,7 @@ class _Route:
         """Give a new rollout to a worker, once. What hinders it is found out by another round."""
         self._placing = None
         worker = self._worker
-        await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
+        await self._fill()
         if worker.closed or not worker.admission.gate.open:
             return False
         placed = placing.choose()
@@ -207,12 +208,18 @@ class _Route:
         if identity is None:
             return self._without_owner_file(claim)
         # Before the owner's life is watched: while the client still writes, nothing can have run.
-        await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
+        await self._fill()
         target = Target(owner=claim.owner, socket=identity.socket, claim_epoch=claim.claim_epoch)
         try:
             return await self._sent(target)
         except NotDispatched as failure:
             return await self._after_connect_failure(claim, failure)
+
+    async def _fill(self) -> None:
+        """Hold the body before it is sent on, as much of it as a forwarder does."""
+        self._exchange.passed("claim")
+        await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
+        self._exchange.passed("read")
 
     async def _sent(self, target: Target) -> bool:
         """Send the request, while its owner lives; False where that one sent us away.

@@ -187,7 +187,15 @@ class Router:
     async def _routed(self, found: Rollout, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve or forward, and answer what is refused in our name (R5)."""
         rollout_id, deltas = found.rollout_id, self.settings.history_delta
-        exchange = Exchange.of(rollout_id, scope, receive, send, deltas=deltas, kind=found.kind)
+        exchange = Exchange.of(
+            rollout_id,
+            scope,
+            receive,
+            send,
+            deltas=deltas,
+            kind=found.kind,
+            timed=self.settings.server_timing,
+        )
         worker = self.worker
         if worker is None or worker.pid != os.getpid() or worker.closed:
             await _refuse(exchange, _no_worker(rollout_id), worker)
@@ -206,6 +214,7 @@ class Router:
             send,
             deltas=self.settings.history_delta,
             kind=found.kind if isinstance(found, Rollout) else "rollout",
+            timed=self.settings.server_timing,
         )
         known = expected == wire.NEW or (expected.isdigit() and len(expected) <= _EPOCH_DIGITS_MAX)
         if worker is None or worker.closed or not exchange.rollout_id or not known:

@@ -50,6 +50,7 @@ async def serve_hop(
     try:
         if held is None and exchange.kind == "session":
             _refuse_lost(worker, exchange.rollout_id)
+        exchange.passed("claim")
         decision = route_hop(
             held_epoch=held.grant.claim.claim_epoch if held else None,
             expected_epoch=expected_epoch,

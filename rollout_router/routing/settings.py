@@ -128,6 +128,10 @@ class Settings:
     """How often a worker looks for dead ones whose files it can clear; a look costs some 10
     microseconds for each worker of the store."""
 
+    server_timing: bool = False
+    """Say in the header ``Server-Timing`` of each routed answer what the stages of its call took.
+    Off by default: whoever may call would learn it."""
+
     owner_timeout_s: float | None = None
     """How long a forwarder waits for the head of an answer; None waits as long as it takes,
     because a slow model is the normal case and a call that timed out may have run."""

@@ -33,6 +33,7 @@ class ServeConfig:
     session_header: str | None
     rollout_keys_file: str | None
     placement: Placement
+    server_timing: bool
     allow_network_fs: bool
     drain_s: float
     keep_alive_grace_s: float  # within drain_s
@@ -66,6 +67,7 @@ class ServeConfig:
                 idle_s_max=self.history_idle_s,
             ),
             placement=self.placement,
+            server_timing=self.server_timing,
             rollout_header=self.rollout_header,
             sessions=sessions,
             refuse_invalid_ids=True,

@@ -2,10 +2,14 @@
 """Deltas over plain HTTP against a running gateway: what the application sees, byte for byte."""
 
 import json
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
+import httpx
 import pytest
 from support.conversations import FRAME_HEADERS, body_of, conversation, digest, frame
-from support.gateway import Gateway, kept
+from support.gateway import PATIENCE_S, Gateway, client_of, kept
 
 FULL = body_of(conversation(6))
 
@@ -52,6 +56,35 @@ def test_h2_the_same_delta_twice_is_the_same_request_twice(shared: Gateway) -> N
     digests = {answer.headers["scripted-request-sha256"] for answer in answers}
     assert digests == {digest(body_of(conversation(7)))}
     assert len(shared.records("twice")) == 3
+
+
+def test_h2_h4_the_same_delta_twice_at_once_through_both_workers(shared: Gateway) -> None:
+    target, after = body_of(conversation(7)), body_of(conversation(8))
+    sent, path = frame(FULL, target), "/sessions/at-once/v1/responses"
+    keep = {"content-type": "application/json", "rollout-history": "keep"}
+    together = threading.Barrier(2)
+
+    def parts() -> Iterator[bytes]:  # neither is whole before both have begun
+        yield sent[:-1]
+        together.wait(PATIENCE_S)
+        yield sent[-1:]
+
+    def deliver(client: httpx.Client) -> httpx.Response:
+        return client.post(path, content=parts(), headers=FRAME_HEADERS)
+
+    mine, other = (worker["id"] for worker in shared.ready["workers"])
+    with client_of(shared, mine) as local, client_of(shared, other) as forwarding:
+        claimed = local.post(path, content=FULL, headers=keep)
+        with ThreadPoolExecutor(2) as threads:
+            answers = list(threads.map(deliver, (local, forwarding)))
+        later = forwarding.post(path, content=frame(target, after), headers=FRAME_HEADERS)
+    assert claimed.headers["rollout-worker"] == mine
+    assert [answer.status_code for answer in answers] == [200, 200]
+    for answer in answers:
+        assert answer.headers["rollout-claim-epoch"] == claimed.headers["rollout-claim-epoch"]
+        assert answer.headers["scripted-request-sha256"] == kept(answer) == digest(target)
+    assert kept(later) == digest(after)
+    assert len(shared.records("at-once")) == 4
 
 
 def test_h4_the_base_before_the_last_is_still_good(shared: Gateway) -> None:

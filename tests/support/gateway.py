@@ -31,6 +31,7 @@ __all__ = [
     "Server",
     "Shim",
     "alone",
+    "client_of",
     "connections",
     "import_path",
     "kept",
@@ -329,6 +330,15 @@ def alone(gateway: Gateway, worker_id: str) -> Iterator[None]:
             if worker["id"] != worker_id:
                 stack.enter_context(stopped(worker["pid"]))
         yield
+
+
+@contextmanager
+def client_of(gateway: Gateway, worker_id: str) -> Iterator[httpx.Client]:
+    """A client whose kept connection leads to this worker of the ready file."""
+    with gateway.client() as client:
+        with alone(gateway, worker_id):
+            client.get("/")  # names no rollout: whoever accepted the connection has answered it
+        yield client
 
 
 def open_files(pid: int) -> Iterator[str]:
