@@ -23,6 +23,7 @@ from rollout_router.bench.connection import BenchFailed
 from rollout_router.bench.hop import HOP_WARM_UPS, HopCosts, run_hop
 from rollout_router.bench.measure import Measured
 from rollout_router.bench.run import APP, WARM_UPS, Sized, run_bench
+from rollout_router.bench.start import START_WARM_UPS, run_start
 from rollout_router.claims import ClaimsError, Host
 from rollout_router.cli.flags import SCHEMA, ExitCode, flag, json_flag
 from rollout_router.processes import ServiceFailed
@@ -30,6 +31,7 @@ from rollout_router.processes import ServiceFailed
 __all__ = ["bench"]
 
 _SIZES: Final = "100000,500000,1000000,2000000"
+_PARTS: Final = ("turns", "claims", "hop", "start")
 _CLAIM_ROUNDS: Final = 10
 """So many rounds of claims for one of turns: those take microseconds, these milliseconds."""
 
@@ -61,6 +63,7 @@ class _Results:
     sizes: list[Sized]
     claims: list[ClaimCosts]
     hop: HopCosts
+    start: list[Measured]
     notes: list[str]  # which claims could not be measured, and why
 
     def missed(self) -> list[str]:
@@ -76,7 +79,7 @@ class _Results:
 
 
 @click.command()
-@flag("--only", type=click.Choice(["turns", "claims", "hop"]), help="Measure one of the three.")
+@flag("--only", type=click.Choice(_PARTS), help="Measure one of the four.")
 @flag("--sizes", type=_Sizes(), default=_SIZES, help="Bytes of history, separated by commas.")
 @flag(
     "--claims",
@@ -88,7 +91,7 @@ class _Results:
     "--rounds",
     type=click.IntRange(1),
     default=100,
-    help="Measurements of each stage of a turn and of the hop; "
+    help="Measurements of each stage of a turn, of the hop and of the start; "
     f"{_CLAIM_ROUNDS} times as many of a claim's.",
 )
 @flag(
@@ -101,7 +104,7 @@ class _Results:
 def bench(
     *, only: str | None, sizes: list[int], claims: int, rounds: int, work_dir: Path, as_json: bool
 ) -> None:
-    """Measure the stages of a turn at several sizes of history, operations on claims, and the hop.
+    """Measure the stages of a turn by size of history, claims, the hop, and the shim's start.
 
     The application only reads the body and answers, so no model is measured. Claims are measured on
     disk and on tmpfs. Exit code 1: the owner's re-check of a claim missed its target, or something
@@ -109,7 +112,7 @@ def bench(
     """
     # That cleaners may sweep the folder does not concern one that lives for minutes.
     logging.getLogger("rollout_router.claims.layout").setLevel(logging.ERROR)
-    wanted = {only} if only else {"turns", "claims", "hop"}
+    wanted = {only} if only else set(_PARTS)
     places, notes = (
         choose_places(work_dir.absolute(), host=Host.here()) if "claims" in wanted else ([], [])
     )
@@ -121,6 +124,9 @@ def bench(
             hop=run_hop(work_dir.absolute(), rounds=rounds, say=_say)
             if "hop" in wanted
             else HopCosts(stages=[], cpu=[], notes=[]),
+            start=run_start(work_dir.absolute(), rounds=rounds, say=_say)
+            if "start" in wanted
+            else [],
             notes=notes,
         )
     except (BenchFailed, ServiceFailed) as error:
@@ -176,6 +182,11 @@ def _document(results: _Results) -> dict[str, Any]:
             "warm_up_rounds": HOP_WARM_UPS,
             **asdict(results.hop),
         },
+        "start": {
+            "rounds": results.rounds,
+            "warm_up_rounds": START_WARM_UPS,
+            "stages": [asdict(stage) for stage in results.start],
+        },
     }
 
 
@@ -202,6 +213,9 @@ def _print(results: _Results) -> None:
         if stages:
             title = f"the hop: {what} of a call; {results.rounds} rounds"
             console.print(_table(title, stages, unit="µs", per_ms=1000, digits=1))
+    if results.start:
+        title = f"the start of the shim; {results.rounds} rounds"
+        console.print(_table(title, results.start, unit="ms", per_ms=1, digits=1))
     for note in [*results.notes, *results.hop.notes]:
         console.print(note, markup=False)
     machine = ", ".join(f"{name} {value}" for name, value in _machine().items())

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from rollout_router.transport.bundle import build
-from rollout_router.transport.sandbox.shim import main as run_shim
+from rollout_router.transport.sandbox.start import main as run_shim
 
 __all__ = ["shim"]
 

@@ -1,14 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sandbox side as one file, which any Python from 3.8 on runs: ``python3 -I -S FILE --help``.
 
-The file is a zip archive behind a ``#!`` line. It is self-contained (nothing of it is looked up
-outside) and reproducible: the same sources give the same bytes.
+The file is a program behind a ``#!`` line: it holds the sources of its modules as text, and the
+importer for them (sources.py). No archive, because running one costs an interpreter more than its
+own start. It is self-contained (nothing of it is looked up outside) and reproducible: the same
+sources give the same bytes.
 """
 
-import io
 import os
 import tempfile
-import zipfile
 from pathlib import Path
 from typing import Final
 
@@ -16,14 +16,15 @@ from rollout_router.transport import sandbox
 
 __all__ = ["build"]
 
-_SHEBANG: Final = b"#!/usr/bin/env python3\n"
-_TIMESTAMP: Final = (1980, 1, 1, 0, 0, 0)  # the earliest that a zip archive can write
-_FILE_MODE: Final = 0o644
 _PROGRAM_MODE: Final = 0o755
-_UNIX: Final = 3
-_MAIN: Final = b"""import sys
+_SHEBANG: Final = "#!/usr/bin/env python3\n"
+_MAIN: Final = """
+import sys
 
-from rollout_router.transport.sandbox.shim import main
+if not (sys.flags.isolated or getattr(sys.flags, "safe_path", False)):
+    del sys.path[0]  # the folder of this file: what lies beside it is no part of it
+sys.meta_path.insert(0, Sources(__file__, TEXTS))
+from rollout_router.transport.sandbox.start import main
 
 sys.exit(main())
 """
@@ -36,7 +37,7 @@ def build(path: Path) -> None:
         OSError: the folder is missing or cannot be written, or *path* is a folder; the message says
             which, and *path* is as it was.
     """
-    archive = _archive()
+    program = _program()
     if not path.parent.is_dir():
         raise FileNotFoundError(f"there is no folder {path.parent}")
     if path.is_dir():
@@ -45,7 +46,7 @@ def build(path: Path) -> None:
     temporary = Path(name)
     try:
         with os.fdopen(descriptor, "wb") as file:
-            file.write(archive)
+            file.write(program)
         temporary.chmod(_PROGRAM_MODE)
         temporary.replace(path)
     except BaseException:
@@ -53,25 +54,20 @@ def build(path: Path) -> None:
         raise
 
 
-def _archive() -> bytes:
-    buffer = io.BytesIO()
-    buffer.write(_SHEBANG)
-    with zipfile.ZipFile(buffer, "w", zipfile.ZIP_STORED) as archive:
-        for name, content in sorted(_files().items()):
-            info = zipfile.ZipInfo(name, _TIMESTAMP)
-            info.create_system = _UNIX
-            info.external_attr = _FILE_MODE << 16
-            archive.writestr(info, content)
-    return buffer.getvalue()
+def _program() -> bytes:
+    texts = _texts()
+    lines = [f"    {name!r}: {text!a},\n" for name, text in sorted(texts.items())]
+    parts = [texts[f"{sandbox.__name__}.sources"], "\nTEXTS = {\n", *lines, "}\n"]
+    return "".join([_SHEBANG, *parts, _MAIN]).encode("ascii")
 
 
-def _files() -> dict[str, bytes]:
+def _texts() -> dict[str, str]:
     """The packages around the sandbox side are empty: what they hold on a server stays there."""
-    files = {
-        "__main__.py": _MAIN,
-        "rollout_router/__init__.py": b"",
-        "rollout_router/transport/__init__.py": b"",
-    }
+    above = sandbox.__name__.split(".")[:-1]
+    texts = {".".join(above[:depth]): "" for depth in range(1, len(above) + 1)}
     for module in Path(sandbox.__path__[0]).glob("*.py"):
-        files[f"rollout_router/transport/sandbox/{module.name}"] = module.read_bytes()
-    return files
+        name = (
+            sandbox.__name__ if module.stem == "__init__" else f"{sandbox.__name__}.{module.stem}"
+        )
+        texts[name] = module.read_text(encoding="utf-8")
+    return texts

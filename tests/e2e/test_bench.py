@@ -90,6 +90,18 @@ def test_each_client_of_the_hop_is_compared_with_a_bare_connection() -> None:
     assert check(measured["stages"]) == check(measured["cpu"]) == stages
 
 
+def test_the_start_of_the_shim_is_compared_with_that_of_a_bare_interpreter() -> None:
+    done = run("--json", "--only", "start", "--rounds", "1")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    assert document["sizes"] == document["hop"]["stages"] == document["claims"]["stores"] == []
+    assert check(document["start"]["stages"]) == {
+        "bare_python": None,
+        "shim_ready": "bare_python",
+        "shim_first_answer": "bare_python",
+    }
+
+
 def run(*arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [COMMAND, "bench", *arguments], capture_output=True, text=True, check=False

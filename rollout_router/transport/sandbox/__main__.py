@@ -3,6 +3,6 @@
 
 import sys
 
-from rollout_router.transport.sandbox.shim import main
+from rollout_router.transport.sandbox.start import main
 
 sys.exit(main())

@@ -8,11 +8,10 @@ connection. When the harness goes away, the connection to the gateway is closed 
 
 import contextlib
 import itertools
-import json
 import socket
-import struct
 from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
+from rollout_router.transport.sandbox.answers import linger, reset_when_closed, say
 from rollout_router.transport.sandbox.client import (
     Abort,
     Client,
@@ -33,11 +32,23 @@ from rollout_router.transport.sandbox.http1 import (
     written_head,
 )
 from rollout_router.transport.sandbox.pool import HarnessGone, Pool
+from rollout_router.transport.sandbox.stages import (
+    DELTA,
+    LOCAL_HOP,
+    OTHER,
+    WAIT,
+    Laps,
+    Timings,
+    lap,
+)
 from rollout_router.transport.sandbox.streams import Cut, Reader, pieces
 from rollout_router.transport.sandbox.wire import (
     HISTORY_HEADER,
+    RESYNC,
     Headers,
     header_values,
+    history_mark,
+    is_delta_type,
     is_rollout_id,
     path_rollout,
     replaced,
@@ -48,15 +59,6 @@ __all__ = ["BODY_BYTES_MAX", "Options", "Relay"]
 
 BODY_BYTES_MAX = 64 * 1024 * 1024  # above it a body is streamed, and never kept or sent as a frame
 _SMALL_BYTES = 65_536  # an answer that is not handed on is read to its end up to here
-_LINGER_S = 1.0
-_LINGER_BYTES_MAX = BODY_BYTES_MAX
-_REASONS = {
-    400: "Bad Request",
-    426: "Upgrade Required",
-    431: "Request Header Fields Too Large",
-    502: "Bad Gateway",
-    503: "Service Unavailable",
-}
 
 
 class Options(NamedTuple):
@@ -66,6 +68,7 @@ class Options(NamedTuple):
     rollout: Optional[str] = None  # named in the header where a request names none itself
     deltas: bool = True
     body_bytes_max: int = BODY_BYTES_MAX
+    timings: Optional[Timings] = None  # where each call's stages are noted
 
 
 class Relay:
@@ -94,6 +97,7 @@ class Relay:
         self._options = options
         self._report = report
         self._reader = Reader(sock.recv, peer="the harness")
+        self._laps: Optional[Laps] = None  # of the request in hand, where it is timed
 
     def run(self, *, overloaded: bool = False) -> None:
         """Serve until the harness or an abort ends the connection."""
@@ -120,6 +124,7 @@ class Relay:
             head = self._reader.head()
             if head is None:
                 return False
+            self._laps = Laps() if self._options.timings else None
             request = parse_request(head)
             method = request.method
             framing = request_framing(request)
@@ -170,18 +175,26 @@ class Relay:
 
     def _call(self, request: Request, headers: Headers, rollout: str, body: bytes) -> bool:
         """A complete body with an identity: kept, or sent as a frame."""
+        lap(self._laps, LOCAL_HOP)
         outgoing = self._client.prepare(self._pool.gateway.origin, rollout, headers, body)
+        lap(self._laps, DELTA)
+        bytes_sent = 0
         while True:
+            bytes_sent += len(outgoing.payload)
             exchange = Exchange(self._pool, request.method, self._sock)
             try:
                 head = self._written(request, outgoing.headers)
+                lap(self._laps, OTHER)
                 exchange.begin([head, outgoing.payload])
                 answer = exchange.read_head()
                 looked: Optional[bytes] = None
                 if wants_body(outgoing, answer.status, answer.headers):
                     looked = _small_body(exchange)
+                lap(self._laps, WAIT)
                 step = self._client.settle(outgoing, answer.status, answer.headers, looked or b"")
+                lap(self._laps, DELTA)
                 if isinstance(step, Deliver):
+                    self._note(rollout, outgoing.sent.value, len(body), bytes_sent)
                     answer = answer._replace(headers=step.headers)
                     return self._deliver(request, answer, exchange, looked=looked)
                 if isinstance(step, Abort):
@@ -190,6 +203,7 @@ class Relay:
                 if looked is None:
                     with contextlib.suppress(Cut):  # read only so that the connection lives on
                         _small_body(exchange)
+                lap(self._laps, WAIT)
             except GatewayUnreachable as error:
                 return self._unreachable(request, error, last=not request.keeps_alive)
             finally:
@@ -211,6 +225,7 @@ class Relay:
         if framing.body is Body.LENGTH and framing.length <= _SMALL_BYTES:
             buffers += body
         size = sum(map(len, buffers[1:]))
+        lap(self._laps, LOCAL_HOP)
         exchange = Exchange(self._pool, request.method, self._sock)
         try:
             exchange.begin(buffers)
@@ -224,13 +239,14 @@ class Relay:
             if rollout is not None and request.method == "POST":
                 self._client.tally(rollout, bytes_sent=size, bytes_full=size)
             answer = exchange.read_head()
-            if not header_values(request.headers, HISTORY_HEADER):  # else the mark was asked for
-                answer = answer._replace(headers=without(answer.headers, HISTORY_HEADER))
+            lap(self._laps, WAIT)
+            answer = _unmarked(request, answer)
+            self._note(rollout, "passed", size, size)
             if not exchange.answered_early:
                 return self._deliver(request, answer, exchange)
             self._deliver(request, answer, exchange, last=True)
             exchange.close()
-            self._linger()
+            linger(self._sock)
             return False
         except GatewayUnreachable as error:
             unread = framing.body is not Body.EMPTY and len(buffers) == 1
@@ -268,7 +284,9 @@ class Relay:
         try:
             if kind is Body.LENGTH and (exchange.buffered or looked):
                 head += next(body, b"")  # one packet instead of two
+            lap(self._laps, OTHER)
             self._sock.sendall(head)
+            lap(self._laps, LOCAL_HOP)
             for piece in body:
                 self._sock.sendall(b"".join(_framed(piece, chunked=chunked)))
             if chunked:
@@ -276,9 +294,22 @@ class Relay:
         except BaseException:
             # Closing says it where the last chunk, or a part of the length, is missing.
             if unsized and not chunked:
-                self._reset_when_closed()
+                reset_when_closed(self._sock)
             raise
+        finally:
+            if self._laps is not None and self._options.timings is not None:
+                self._options.timings.write(self._laps, answer.headers)
         return goes_on
+
+    def _note(self, rollout: Optional[str], sent: str, bytes_full: int, bytes_sent: int) -> None:
+        """What stands in the line of a call that is timed."""
+        if self._laps is not None:
+            self._laps.line = {
+                "rollout": rollout,
+                "sent": sent,
+                "bytes_full": bytes_full,
+                "bytes_sent": bytes_sent,
+            }
 
     def _written(self, request: Request, headers: Headers) -> bytes:
         target = self._pool.gateway.prefix + request.target
@@ -288,52 +319,34 @@ class Relay:
         gateway = self._pool.gateway
         message = f"The gateway at {gateway.origin} cannot be reached: {error}. Nothing was sent."
         try:
-            self._say(502, "gateway_unreachable", message, method=request.method, last=last)
+            say(self._sock, 502, "gateway_unreachable", message, method=request.method, last=last)
         finally:
             self._report(message)
         if last:
-            self._linger()
+            linger(self._sock)
         return not last
-
-    def _say(self, status: int, code: str, message: str, *, method: str, last: bool) -> None:
-        kind = "invalid_request_error" if status < 500 else "server_error"  # noqa: PLR2004 - 5xx
-        error = {
-            "message": message,
-            "type": kind,
-            "code": code,
-            "param": None,
-            "rollout_id": None,
-            "claim_epoch": None,
-        }
-        body = json.dumps({"error": error}).encode()
-        headers = [("Content-Type", "application/json"), ("Content-Length", str(len(body)))]
-        if status == 426:  # noqa: PLR2004 - must name what would be accepted
-            headers += [("Upgrade", "HTTP/1.1"), ("Connection", "upgrade, close")]
-        elif last:
-            headers.append(("Connection", "close"))
-        head = written_head(f"HTTP/1.1 {status} {_REASONS[status]}", headers)
-        self._sock.sendall(head if method == "HEAD" else head + body)
 
     def _refuse(self, status: int, code: str, message: str, *, method: str = "") -> bool:
         """Answer for ourselves and end the connection; always False, for the caller to return."""
-        self._say(status, code, message, method=method, last=True)
-        self._linger()
+        say(self._sock, status, code, message, method=method, last=True)
+        linger(self._sock)
         return False
 
-    def _linger(self) -> None:
-        """Read what the harness still sends, within bounds: closing on it would lose our answer."""
-        self._sock.shutdown(socket.SHUT_WR)
-        self._sock.settimeout(_LINGER_S)
-        left = _LINGER_BYTES_MAX
-        while left > 0:
-            data = self._sock.recv(_SMALL_BYTES)
-            if not data:
-                return
-            left -= len(data)
 
-    def _reset_when_closed(self) -> None:
-        """Make the end of the connection, which is the end of the answer, no clean one (R4)."""
-        self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+def _unmarked(request: Request, answer: Response) -> Response:
+    """An answer to what passed as it came; with its mark only where that was asked for.
+
+    It was where another client of this kind sits before this one.
+
+    Raises:
+        Cut: a resync of what was no frame, which would end some harnesses (S1).
+    """
+    types = header_values(request.headers, "Content-Type")
+    if header_values(request.headers, HISTORY_HEADER) or any(map(is_delta_type, types)):
+        return answer
+    if answer.status == 409 and history_mark(answer.headers) == RESYNC:  # noqa: PLR2004 - see wire.py
+        raise Cut("the gateway asked for a body that it was given; the connection is aborted")
+    return answer._replace(headers=without(answer.headers, HISTORY_HEADER))
 
 
 def _framed(piece: bytes, *, chunked: bool) -> List[bytes]:

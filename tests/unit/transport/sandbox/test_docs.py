@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """docs/wire.md says what the code does: its example is a frame, its table is the table."""
 
+import json
 import re
 from pathlib import Path
 
@@ -8,7 +9,9 @@ import pytest
 
 from rollout_router.transport.sandbox import wire
 from rollout_router.transport.sandbox.client import TRANSITIONS
+from rollout_router.transport.sandbox.flags import FLAGS
 from rollout_router.transport.sandbox.frame import parse_frame, rebuild
+from rollout_router.transport.sandbox.stages import Laps, Timings
 
 PAGE = (Path(__file__).parents[4] / "docs" / "wire.md").read_text(encoding="utf-8")
 
@@ -41,6 +44,21 @@ def test_s4_the_table_of_the_page_is_the_table_of_the_client() -> None:
 
     table = PAGE.partition("| sent | the answer says |")[2].partition("\n\n")[0]
     assert table.splitlines()[2:] == rows
+
+
+def test_the_flags_of_the_page_are_the_flags_of_the_shim() -> None:
+    page = (Path(__file__).parents[4] / "docs" / "cli.md").read_text(encoding="utf-8")
+
+    listed = re.findall(r"\| `--([a-z-]+)(?: ([A-Z]+))?` \|", page.partition("## `shim`")[2])
+    assert listed == [(name, metavar or "") for name, (_, metavar, _) in FLAGS.items()]
+
+
+def test_the_line_of_the_page_is_the_line_of_the_code(tmp_path: Path) -> None:
+    laps, file = Laps(), tmp_path / "timings"
+    laps.line = dict.fromkeys(("rollout", "sent", "bytes_full", "bytes_sent"))
+    Timings(str(file), report=pytest.fail).write(laps, [])
+
+    assert list(json.loads(file.read_text())) == list(json.loads(block("json")))
 
 
 def test_the_numbers_of_the_page_are_the_numbers_of_the_code() -> None:

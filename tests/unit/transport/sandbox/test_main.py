@@ -15,7 +15,7 @@ import pytest
 
 from rollout_router.transport.bundle import build
 from rollout_router.transport.sandbox import parent
-from rollout_router.transport.sandbox.shim import main
+from rollout_router.transport.sandbox.start import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
@@ -223,13 +223,16 @@ def test_a_kernel_that_cannot_tell_of_strangers_is_an_error(
 
 
 def test_flags_have_twins_in_the_environment(
-    start: Start, gateway: FakeGateway, harness: Harness
+    start: Start, gateway: FakeGateway, harness: Harness, tmp_path: Path
 ) -> None:
+    timings = tmp_path / "timings"
     process = start(
         ROLLOUT_ROUTER_SHIM_GATEWAY=gateway.url,
         ROLLOUT_ROUTER_SHIM_ROLLOUT="from-environment",
         ROLLOUT_ROUTER_SHIM_ROLLOUT_HEADER="X-Run",
         ROLLOUT_ROUTER_SHIM_NO_DELTA="1",
+        ROLLOUT_ROUTER_SHIM_NO_DEFLATE="1",
+        ROLLOUT_ROUTER_SHIM_TIMINGS_FILE=str(timings),
         ROLLOUT_ROUTER_SHIM_BASES_BYTES="1000",
         ROLLOUT_ROUTER_SHIM_PORT="0",
     )
@@ -238,6 +241,9 @@ def test_flags_have_twins_in_the_environment(
 
     assert gateway.received[0].header("X-Run") == "from-environment"
     assert not gateway.received[0].kept
+    process.terminate()
+    assert ended(process) == (0, "")
+    assert json.loads(timings.read_text())["sent"] == "passed"
 
 
 @pytest.mark.parametrize(
@@ -266,7 +272,9 @@ def test_wrong_usage_exits_with_2(
         main(arguments)
 
     assert caught.value.code == 2
-    assert message in capsys.readouterr().err
+    said = capsys.readouterr()
+    assert message in said.err
+    assert said.out == ""  # it never said that it is ready
 
 
 def test_a_port_that_is_taken_is_said(

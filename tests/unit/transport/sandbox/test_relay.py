@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from rollout_router.transport.sandbox import wire
+from rollout_router.transport.sandbox.frame import encode_frame
 from rollout_router.transport.sandbox.relay import _collected
 
 if TYPE_CHECKING:
@@ -149,6 +150,33 @@ def test_a_client_of_this_kind_before_the_shim_keeps_its_marks(
 
     assert headers[wire.HISTORY_HEADER] == wire.KEPT + wire.sha256_hex(LARGE)
     assert wire.header_values(gateway.received[0].headers, wire.HISTORY_HEADER) == ["keep"]
+
+
+def test_a_client_of_this_kind_before_the_shim_may_send_frames(
+    harness: Harness, gateway: FakeGateway
+) -> None:
+    gateway.bases["r1"] = {wire.EMPTY_SHA256: b""}
+    frame = encode_frame(wire.EMPTY_SHA256, LARGE, b"", content_type="a/b", deflate=True)
+    assert frame is not None
+
+    status, headers, _ = harness.post(frame, Content_Type=wire.CONTENT_TYPE)
+
+    assert (status, gateway.bodies) == (200, [LARGE])
+    assert headers[wire.HISTORY_HEADER] == wire.KEPT + wire.sha256_hex(LARGE)
+
+
+def test_s1_a_resync_that_nobody_asked_for_is_not_handed_on(
+    harness: Harness, gateway: FakeGateway, reports: Said
+) -> None:
+    def lose(handler: Handler, _: Received) -> None:
+        handler.answer(409, Rollout_History=wire.RESYNC)
+
+    gateway.scripts.append(lose)
+
+    with pytest.raises(ConnectionError):
+        harness.post(b"{}", "/v1/x")
+
+    assert "aborted" in reports.next()
 
 
 def test_a_mark_that_nobody_asked_for_is_removed(harness: Harness, gateway: FakeGateway) -> None:
@@ -341,21 +369,38 @@ def test_r4_what_is_no_answer_ends_the_harness_connection(
     assert reports.next().startswith("the gateway")
 
 
+RESET = [
+    pytest.param(b"1.1 200 OK\r\nContent-Length: 9\r\n\r\nshort", id="a length"),
+    pytest.param(b"1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n5\r\nshort\r\n", id="chunks"),
+    pytest.param(b"1.1 200 OK\r\n\r\nshort", id="until the end"),
+    pytest.param(b"1.0 200 OK\r\n\r\nshort", id="until the end, HTTP/1.0"),
+]
+
+
+@pytest.mark.parametrize("answer", RESET)
+@pytest.mark.parametrize("minor", [0, 1])
 def test_r4_a_reset_within_an_answer_cuts_it(
-    harness: Harness, gateway: FakeGateway, reports: Said
+    harness: Harness, gateway: FakeGateway, reports: Said, *, answer: bytes, minor: int
 ) -> None:
+    seen = threading.Event()
+
     def reset(handler: Handler, _: Received) -> None:
-        handler.begin_stream()
-        handler.chunk(b"data: 1\n\n")
+        handler.wfile.write(b"HTTP/" + answer)
+        assert seen.wait(WAIT_S)
         handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         handler.server.close_request(handler.connection)
         handler.cut()
 
     gateway.scripts.append(reset)
+    sock = raw(harness, f"POST {ROLLOUT} HTTP/1.{minor}\r\nContent-Length: 0\r\n\r\n".encode())
+    response = http.client.HTTPResponse(sock, method="POST")
+    response.begin()
+    assert response.read1(5) == b"short"  # what came is not withheld
+    seen.set()
 
-    with pytest.raises((http.client.IncompleteRead, ConnectionError)):
-        harness.post(b"{}")
-
+    with sock, pytest.raises((http.client.IncompleteRead, ConnectionError)):
+        response.read()
+    response.close()
     assert reports.next().startswith("the gateway")
     assert reports.is_empty
 

@@ -11,6 +11,7 @@ import pytest
 from rollout_router.transport.sandbox import client as client_module
 from rollout_router.transport.sandbox import shim as shim_module
 from rollout_router.transport.sandbox import wire
+from rollout_router.transport.sandbox.frame import parse_frame
 from rollout_router.transport.sandbox.shim import Shim
 
 if TYPE_CHECKING:
@@ -77,13 +78,20 @@ def test_s1_a_gateway_that_only_resyncs_is_cut_off(
     assert "rollout r1" in reports.next()
 
 
-def test_s1_an_unmarked_409_is_the_applications_own(harness: Harness, gateway: FakeGateway) -> None:
-    say(harness, ONE)
-    gateway.scripts += [answer_with(409, b"conflict"), answer_with(410, b"gone")]
+@pytest.mark.parametrize("status", [401, 403, 408, 409, 410, 413, 429, 500, 502, 503, 504])
+@pytest.mark.parametrize("calls_before", [0, 1], ids=["full", "frame"])
+def test_s1_what_an_application_answers_is_handed_on_as_it_is(
+    harness: Harness, gateway: FakeGateway, status: int, calls_before: int
+) -> None:
+    for _ in range(calls_before):
+        say(harness, ONE)
+    gateway.scripts.append(answer_with(status, b"its own", Retry_After="7", X_Why="because"))
 
-    assert say(harness, TWO) == (409, b"conflict")
-    assert say(harness, TWO) == (410, b"gone")
-    assert kinds(gateway) == ["keep", "frame", "frame"]
+    found, headers, body = harness.post(TWO)
+
+    assert (found, body) == (status, b"its own")
+    assert (headers["Retry-After"], headers["X-Why"]) == ("7", "because")
+    assert kinds(gateway) == ["keep", "frame"] if calls_before else ["keep"]
 
 
 def test_s2_a_blocked_answer_blocks_no_other(harness: Harness, gateway: FakeGateway) -> None:
@@ -173,17 +181,6 @@ def test_s3_a_request_that_got_no_answer_is_not_sent_again(
         harness.post(TWO)
 
     assert len(gateway.received) == calls_before + 1
-
-
-def test_s3_an_overloaded_gateway_is_the_harness_to_retry(
-    harness: Harness, gateway: FakeGateway
-) -> None:
-    gateway.scripts.append(answer_with(503, b"busy", Retry_After="1"))
-
-    status, headers, body = harness.post(ONE)
-
-    assert (status, headers["Retry-After"], body) == (503, "1", b"busy")
-    assert len(gateway.received) == 1
 
 
 def test_s4_a_gateway_without_deltas_never_gets_a_frame(
@@ -281,6 +278,35 @@ def test_deltas_can_be_switched_off(
     say(plain, TWO)
 
     assert kinds(gateway) == ["plain", "plain"]
+
+
+@pytest.mark.parametrize("deflate", [True, False])
+def test_what_a_frame_inserts_is_compressed_unless_that_is_switched_off(
+    start_shim: Callable[..., Shim], gateway: FakeGateway, harness: Harness, *, deflate: bool
+) -> None:
+    shim = type(harness)(start_shim(deflate=deflate).port)
+    more = b"to be found again " * 20
+
+    say(shim, ONE)
+    say(shim, ONE + more)
+
+    assert kinds(gateway) == ["keep", "frame"]
+    assert gateway.bodies[1] == ONE + more
+    assert gateway.received[1].raw.endswith(more) is not deflate
+
+
+def test_bodies_beyond_the_bound_in_bytes_are_no_bases(
+    start_shim: Callable[..., Shim], gateway: FakeGateway, harness: Harness
+) -> None:
+    shim = type(harness)(start_shim(bases_bytes_max=len(ONE)).port)
+
+    for body in (ONE, TWO, THREE):
+        say(shim, body)
+
+    bases = [
+        parse_frame(received.raw, length_max=1 << 20).base for received in gateway.received[1:]
+    ]
+    assert bases == [wire.sha256_hex(ONE)] * 2
 
 
 @pytest.mark.parametrize(
