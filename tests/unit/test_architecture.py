@@ -39,7 +39,7 @@ ROOMS = {
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},
     "integrations": {"asgi", "routing"},
     "demo": {"processes", "transport"},
-    "harness": {"claims", "gateway", "processes"},
+    "harness": {"asgi", "claims", "errors", "gateway", "processes", "transport"},
     "operate": {"claims"},
     "bench": {*SHARED, "claims", "gateway", "processes", "routing", "transport"},
 }

@@ -1,0 +1,183 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A request of an SDK is sent, and its answer handed on: once for threads, once for event loops.
+
+S1, S4: what is sent, sent again or aborted is the sender's decision (decide.py). S2: an answer that
+is not handed on gives its connection back or closes it, also when the call is cancelled. S3, R4:
+whatever else happens to a call is what the inner transport raises, and nothing is tried again. An
+answer's stream is handed on unread.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import anyio.to_thread
+
+from rollout_router.transport.sandbox.client import Abort, Deliver, Outgoing, wants_body
+from rollout_router.transport.sdk.decide import Asked, Pass, Sender, Settings, is_short
+from rollout_router.transport.sdk.messages import (
+    aborted,
+    asked,
+    handed_on,
+    limits,
+    text,
+    written,
+)
+
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+__all__ = ["ENCODE_IN_THREAD_BYTES", "AsyncEdge", "Edge"]
+
+ENCODE_IN_THREAD_BYTES = 256 * 1024
+"""A longer body is hashed and encoded beside the event loop. Up to here a turn holds the loop for
+less than a millisecond, and a whole new conversation, which is compressed, for five; measured."""
+
+
+class _Sending:
+    """What both edges are made of; the library comes with the flavour."""
+
+    _hx: ClassVar[Any]
+
+    def __init__(self, inner: Any, kind: Any, default: Any, settings: Settings) -> None:
+        if inner is not None and not isinstance(inner, kind):
+            raise TypeError(f"inner is no {self._hx.__name__}.{kind.__name__}: {inner!r}")
+        self._sender = Sender(**settings)
+        self._inner = default(limits=limits(self._hx)) if inner is None else inner
+
+    def statistics(self) -> dict[str, Any]:
+        """What each rollout has sent so far, in bytes of request bodies.
+
+        ``{"rollouts": {id: {"calls", "bytes_sent", "bytes_full", "resyncs"}}}``.
+        """
+        return self._sender.statistics()
+
+
+class Edge(_Sending):
+    """For blocking clients, from any number of threads.
+
+    Args:
+        inner: the transport that sends; closed with this one. By default the library's own, which
+            looks at no proxy.
+        settings: see :class:`~rollout_router.transport.sdk.decide.Sender`.
+
+    Raises:
+        TypeError: *inner* belongs to the other library, or a setting is unknown.
+        ValueError: a setting is not what it has to be.
+    """
+
+    def __init__(self, *, inner: Any = None, **settings: Unpack[Settings]) -> None:
+        super().__init__(inner, self._hx.BaseTransport, self._hx.HTTPTransport, settings)
+
+    def handle_request(self, request: Any) -> Any:
+        """Send *request*, and give the answer that is meant for who made it.
+
+        Raises:
+            RemoteProtocolError: the answer was aborted (S4): the call may have run.
+            TransportError: what the inner transport raises.
+        """
+        hx = self._hx
+        plan = self._sender.plan(asked(hx, request))
+        if isinstance(plan, Pass):
+            answer = self._inner.handle_request(written(hx, request, plan.headers))
+            return handed_on(hx, answer, plan.answered(text(answer.headers.raw)))
+        while True:
+            answer = self._inner.handle_request(written(hx, request, plan.headers, plan.payload))
+            dropped = True
+            try:
+                status, headers = answer.status_code, text(answer.headers.raw)
+                short = is_short(headers)
+                looked = _read(answer) if short and wants_body(plan, status, headers) else None
+                step = self._sender.settle(plan, status, headers, looked or b"")
+                if isinstance(step, Deliver):
+                    dropped = False
+                    return handed_on(hx, answer, step.headers, looked)
+                if isinstance(step, Abort):
+                    raise aborted(hx, request, plan, step)
+                if short and looked is None:
+                    with contextlib.suppress(hx.TransportError):  # so that the connection lives on
+                        _read(answer)
+                plan = step.outgoing
+            finally:
+                if dropped:
+                    answer.close()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._inner.close()
+
+
+class AsyncEdge(_Sending):
+    """For asynchronous clients, any number of tasks of one event loop; asyncio or trio.
+
+    Args:
+        inner: the transport that sends; closed with this one. By default the library's own, which
+            looks at no proxy.
+        settings: see :class:`~rollout_router.transport.sdk.decide.Sender`.
+
+    Raises:
+        TypeError: *inner* belongs to the other library, or a setting is unknown.
+        ValueError: a setting is not what it has to be.
+    """
+
+    def __init__(self, *, inner: Any = None, **settings: Unpack[Settings]) -> None:
+        super().__init__(inner, self._hx.AsyncBaseTransport, self._hx.AsyncHTTPTransport, settings)
+
+    async def handle_async_request(self, request: Any) -> Any:
+        """Send *request*, and give the answer that is meant for who made it.
+
+        Raises:
+            RemoteProtocolError: the answer was aborted (S4): the call may have run.
+            TransportError: what the inner transport raises.
+        """
+        hx = self._hx
+        plan = await self._plan(asked(hx, request))
+        if isinstance(plan, Pass):
+            answer = await self._inner.handle_async_request(written(hx, request, plan.headers))
+            return handed_on(hx, answer, plan.answered(text(answer.headers.raw)))
+        while True:
+            answer = await self._inner.handle_async_request(
+                written(hx, request, plan.headers, plan.payload)
+            )
+            dropped = True
+            try:
+                status, headers = answer.status_code, text(answer.headers.raw)
+                short = is_short(headers)
+                wanted = short and wants_body(plan, status, headers)
+                looked = await _aread(answer) if wanted else None
+                step = self._sender.settle(plan, status, headers, looked or b"")
+                if isinstance(step, Deliver):
+                    dropped = False
+                    return handed_on(hx, answer, step.headers, looked)
+                if isinstance(step, Abort):
+                    raise aborted(hx, request, plan, step)
+                if short and looked is None:
+                    with contextlib.suppress(hx.TransportError):  # so that the connection lives on
+                        await _aread(answer)
+                plan = step.outgoing
+            finally:
+                if dropped:
+                    await answer.aclose()
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._inner.aclose()
+
+    async def _plan(self, what: Asked) -> Outgoing | Pass:
+        if len(what.body or b"") <= ENCODE_IN_THREAD_BYTES:
+            return self._sender.plan(what)
+        return await anyio.to_thread.run_sync(self._sender.plan, what)
+
+
+def _read(answer: Any) -> bytes:
+    """A whole body, as it came; its connection is free afterwards."""
+    body = b"".join(answer.stream)
+    answer.stream.close()
+    return body
+
+
+async def _aread(answer: Any) -> bytes:
+    body = b"".join([part async for part in answer.stream])
+    await answer.stream.aclose()
+    return body
