@@ -26,6 +26,8 @@ _SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR1)
 def main(argv: "list[str] | None" = None) -> int:
     """Run the shim until SIGTERM or SIGINT; SIGUSR1 writes the statistics.
 
+    With ``opencode-config`` as the first argument it rewrites a configuration: opencode.py.
+
     Every flag has a twin in the environment, ``ROLLOUT_ROUTER_SHIM_…``; the flag wins.
 
     Returns:
@@ -35,6 +37,10 @@ def main(argv: "list[str] | None" = None) -> int:
         SystemExit: wrong usage (2), or ``--help`` (0). Nothing has been said or opened then.
     """
     arguments = sys.argv[1:] if argv is None else argv
+    if arguments[:1] == ["opencode-config"]:
+        from rollout_router.transport.sandbox.opencode import main as rewrite  # noqa: PLC0415 - only where it is asked for
+
+        return rewrite(arguments[1:])
     settings = quick(arguments, dict(os.environ))
     if settings is None:
         from rollout_router.transport.sandbox.usage import asked  # noqa: PLC0415 - it is dear
