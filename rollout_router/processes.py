@@ -159,6 +159,7 @@ class Shim:
     Args:
         folder: exists; gets the file, and for each *name* statistics and a log.
         gateway_url: where it sends what comes to it.
+        arguments: more flags of it.
         name: tells shims of one folder apart.
         apart: as for :class:`Service`.
 
@@ -167,7 +168,12 @@ class Shim:
     """
 
     def __init__(
-        self, folder: Path, gateway_url: str, *, name: str = "shim", apart: bool = False
+        self,
+        folder: Path,
+        gateway_url: str,
+        *arguments: str,
+        name: str = "shim",
+        apart: bool = False,
     ) -> None:
         program = folder / "shim"
         build(program)  # by rename, and always the same bytes: another may be running it
@@ -177,7 +183,7 @@ class Shim:
             [
                 *(sys.executable, "-I", "-S", str(program), "--gateway", gateway_url),
                 *("--port", "0", "--statistics-file", str(self._statistics_file)),
-                *("--parent-pid", str(os.getpid())),
+                *("--parent-pid", str(os.getpid()), *arguments),
             ],
             log=folder / f"{name}.log",
             apart=apart,

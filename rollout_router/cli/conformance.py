@@ -1,34 +1,66 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router conformance``: a real harness, twice: with deltas, and in full.
+"""``rollout-router conformance``: real harnesses, in full and with deltas, owners killed on it.
 
-Both runs lose their owner between two calls. Whatever model or harness saw differently is printed.
+Whatever model or harness saw differently is printed. While a harness runs there is no network but
+loopback, where this process may arrange that.
 """
 
 import json
+import platform
 import shutil
+import subprocess
 import sys
 import tempfile
-from dataclasses import asdict
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, NoReturn
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Shown
 
+import rollout_router
 from rollout_router.cli.flags import ExitCode, flag, json_flag
 from rollout_router.cli.terminal import printable, printable_lines
-from rollout_router.harness.compare import Run, differences, faults
+from rollout_router.harness import HARNESSES
+from rollout_router.harness.compare import Run
 from rollout_router.harness.install import CannotInstall, install
-from rollout_router.harness.pi import Pi
-from rollout_router.harness.port import Harness
-from rollout_router.harness.run import EXPECTED, RunFailed, run
+from rollout_router.harness.isolation import NotIsolated, isolate
+from rollout_router.harness.plan import MODES, Mode
+from rollout_router.harness.port import Dialect, Harness
+from rollout_router.harness.report import SCHEMA, Variant, markdown, summary, tables
+from rollout_router.harness.run import RunFailed, run
+from rollout_router.harness.scenario import SCENARIOS, Scenario
 from rollout_router.processes import ServiceFailed
 
 __all__ = ["conformance"]
 
-SCHEMA: Final = 1
-_HARNESS: Final[Harness] = Pi()
+_WIDTH = 200  # of tables that go into a file
+_SHOWN = 3  # findings of one kind of one run
+
+
+class _Names(click.ParamType[list[str]]):
+    """Names with commas between them; the order is that of *known*."""
+
+    name = "names"
+
+    def __init__(self, known: Iterable[str]) -> None:
+        self._known = list(known)
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[str]:
+        """All that are named.
+
+        Raises:
+            click.BadParameter: one of them is unknown.
+        """
+        named = value if isinstance(value, list) else [one.strip() for one in value.split(",")]
+        if unknown := [one for one in named if one not in self._known]:
+            self.fail(f"unknown: {', '.join(unknown)}; known: {', '.join(self._known)}", param, ctx)
+        return [one for one in self._known if one in named]
+
 
 _cache_flag = flag(
     "--cache",
@@ -36,33 +68,73 @@ _cache_flag = flag(
     default=Path(".cache", "harness"),
     help="Where harnesses are installed.",
 )
+_harness_flag = flag(
+    "--harness",
+    "harnesses",
+    type=_Names(HARNESSES),
+    default=list(HARNESSES),
+    metavar="NAME,…",
+    help=f"Which: {', '.join(HARNESSES)}; all of them if not given.",
+)
 
 
 @click.group(invoke_without_command=True)
 @_cache_flag
+@_harness_flag
+@flag(
+    "--dialect",
+    "dialects",
+    type=_Names(Dialect),
+    default=list(Dialect),
+    metavar="NAME,…",
+    help=f"How they call the model: {', '.join(Dialect)}; all that they speak if not given.",
+)
+@flag(
+    "--scenario",
+    "scenarios",
+    type=_Names(MODES),
+    default=list(MODES),
+    metavar="NAME,…",
+    help=f"What the model plays: {', '.join(MODES)}; everything if not given.",
+)
+@flag(
+    "--evidence",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write versions, configuration, commit and tables to this file, as Markdown.",
+)
 @json_flag()
 @click.pass_context
-def conformance(ctx: click.Context, *, cache: Path, as_json: bool) -> None:
-    """Run Pi with deltas and in full, and compare what it and the model saw.
+def conformance(ctx: click.Context, /, **options: Any) -> None:
+    """Run harnesses with deltas and in full, and compare what they and the model saw.
 
-    Exit codes: 0 no difference; 1 a difference, or a run that failed; 4 Pi cannot be installed.
+    Exit codes: 0 no difference; 1 a difference, or a run that failed; 4 one cannot be installed.
     """
     if ctx.invoked_subcommand is not None:
         return
-    installed = _install(cache)
+    chosen = [HARNESSES[name] for name in options["harnesses"]]
+    places = {harness.name: _install(harness, options["cache"]) for harness in chosen}
+    isolated = _isolate()
     # Not below the current directory: the paths of sockets are short.
     folder = Path(tempfile.mkdtemp(prefix="rr-", dir="/var/tmp"))
+    found: list[dict[str, Any]] = []
     try:
-        runs = [_run(installed, folder, deltas=deltas) for deltas in (True, False)]
+        for harness in chosen:
+            for dialect in harness.dialects:
+                if dialect in options["dialects"]:
+                    for name in options["scenarios"]:
+                        runs = _Runs(harness, places[harness.name], dialect, SCENARIOS[name])
+                        found.append(summary(runs.all(folder)))
     except (RunFailed, ServiceFailed) as error:
         _say(f"what the runs left is in {folder}")
         _end(f"{error}", ExitCode.FAILED)
-    found = [fault for each in runs for fault in faults(each, EXPECTED)] + differences(*runs)
-    if as_json:
-        click.echo(json.dumps(_document(runs, found)))
+    document = _document(chosen, found, isolated=isolated)
+    if options["as_json"]:
+        click.echo(json.dumps(document))
     else:
-        _print(runs, found)
-    if found:
+        _print(found)
+    if options["evidence"]:
+        options["evidence"].write_text(_evidence(document))
+    if document["findings"]:
         _say(f"what the runs left is in {folder}")
         sys.exit(ExitCode.FAILED)
     shutil.rmtree(folder)
@@ -70,71 +142,136 @@ def conformance(ctx: click.Context, *, cache: Path, as_json: bool) -> None:
 
 @conformance.command("install")
 @_cache_flag
-def install_only(*, cache: Path) -> None:
-    """Install Pi, and run nothing. Exit code 4: it cannot be installed."""
-    click.echo(_install(cache))
+@_harness_flag
+def install_only(*, cache: Path, harnesses: Sequence[str]) -> None:
+    """Install harnesses, and run nothing. Exit code 4: one cannot be installed."""
+    for name in harnesses:
+        click.echo(_install(HARNESSES[name], cache))
 
 
-def _install(cache: Path) -> Path:
+class _Runs:
+    """The runs of one harness in one dialect and one scenario."""
+
+    def __init__(
+        self, harness: Harness, installed: Path, dialect: Dialect, scenario: Scenario
+    ) -> None:
+        self._harness = harness
+        self._installed = installed
+        self._dialect = dialect
+        self._scenario = scenario
+
+    def all(self, folder: Path) -> Variant:
+        runs = [self._one(folder, mode) for mode in MODES[self._scenario.name]]
+        return Variant(
+            harness=self._harness.name, dialect=self._dialect, scenario=self._scenario, runs=runs
+        )
+
+    def _one(self, folder: Path, mode: Mode) -> Run:
+        own = folder / "run"
+        own.mkdir()
+        _say(f"{self._harness.name}, {self._dialect}, {self._scenario.name}: {mode.value}")
+        ended = run(
+            self._harness,
+            self._installed,
+            own,
+            dialect=self._dialect,
+            scenario=self._scenario,
+            mode=mode,
+        )
+        name = f"{self._harness.name}-{self._dialect}-{self._scenario.name}-{mode.name.lower()}"
+        own.rename(folder / name)
+        return ended
+
+
+def _install(harness: Harness, cache: Path) -> Path:
     try:
-        return install(_HARNESS, cache, say=_say)
+        return install(harness, cache, say=_say)
     except CannotInstall as error:
         _end(str(error), ExitCode.REFUSED)
 
 
-def _run(installed: Path, folder: Path, *, deltas: bool) -> Run:
-    own, work = folder / ("deltas" if deltas else "full"), folder / "work"
-    own.mkdir()
-    shutil.rmtree(work, ignore_errors=True)
-    work.mkdir()
-    _say(f"running {_HARNESS.name} {'with deltas' if deltas else 'in full'}")
-    return run(_HARNESS, installed, own, work=work, deltas=deltas)
+def _isolate() -> bool:
+    try:
+        isolate()
+    except NotIsolated as error:
+        _say(f"the machine's network stays reachable for the harnesses: {error}")
+        return False
+    return True
 
 
-def _document(runs: list[Run], found: list[str]) -> dict[str, Any]:
+def _document(
+    chosen: Sequence[Harness], found: list[dict[str, Any]], *, isolated: bool
+) -> dict[str, Any]:
     return {
         "schema": SCHEMA,
-        "harness": _HARNESS.name,
-        "packages": dict(_HARNESS.packages),
-        "runs": [{"name": each.name, **asdict(each)} for each in runs],
-        "differences": found,
+        "versions": {
+            "rollout-router": rollout_router.__version__,
+            "commit": _commit(),
+            "python": platform.python_version(),
+            "system": platform.platform(),
+        },
+        "loopback_only": isolated,
+        "harnesses": {
+            harness.name: {**harness.packages.npm, **harness.packages.pypi} for harness in chosen
+        },
+        "variants": found,
+        "findings": sum(len(run["findings"]) for variant in found for run in variant["runs"]),
     }
 
 
-def _print(runs: list[Run], found: list[str]) -> None:
-    table = Table("", *(each.name for each in runs), title=f"{_HARNESS.name} {_versions()}")
-    columns = [_rows(each) for each in runs]
-    for name in columns[0]:
-        table.add_row(name, *(column[name] for column in columns))
-    console = Console(markup=False)
-    console.print(table)
-    for line in found:
+def _commit() -> str | None:
+    """The commit of the sources that run, a ``+`` behind it where they were changed since."""
+    head = _git("rev-parse", "HEAD")
+    return head and head.strip() + ("+" if _git("status", "--porcelain", "-uno") else "")
+
+
+def _git(*arguments: str) -> str | None:
+    """What git says of our sources; None: they are in no repository, or there is no git."""
+    command = ["git", "-C", str(Path(__file__).parent), *arguments]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=True)  # noqa: S603 - fixed arguments
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout
+
+
+def _print(found: list[dict[str, Any]]) -> None:
+    console = Console(markup=False, width=None if sys.stdout.isatty() else _WIDTH)
+    for table in tables(found):
+        shown = Shown(*table.columns, title=table.title)
+        for row in table.rows:
+            shown.add_row(*map(printable, row))
+        console.print(shown)
+    for line in _findings(found):
         console.print(f"different: {printable(line)}")
-    if not found:
-        console.print("no difference: the same bytes, tool calls and answer")
+    if not _findings(found):
+        console.print("no difference: the same requests, tool calls, answers and ends")
 
 
-def _rows(each: Run) -> dict[str, str]:
-    owners = each.transcript.owners
-    return {
-        "calls": str(each.calls),
-        "bytes written by the harness": f"{each.bytes_full:,}",
-        "bytes sent to the gateway": f"{each.bytes_sent:,}",
-        "resyncs": str(each.resyncs),
-        "exit code": str(each.exit_code),
-        "owner before the kill": _owner(owners[0]) if owners else "-",
-        "owner after it": _owner(owners[-1]) if len(owners) > 1 else "-",
-        "tool calls": str(len(each.transcript.tool_calls)),
-        "final answer": printable(each.told.answer),
-    }
+def _findings(found: Iterable[Mapping[str, Any]]) -> list[str]:
+    """All findings, of each kind in each run the first ones alone; the document has the others."""
+    lines = []
+    for variant in found:
+        for run_ in variant["runs"]:
+            name = ", ".join(variant[key] for key in ("harness", "dialect", "scenario"))
+            seen: Counter[str] = Counter()
+            for finding in run_["findings"]:
+                seen[finding["aspect"]] += 1
+                if seen[finding["aspect"]] <= _SHOWN:
+                    about = f"{name}, {run_['mode']}: {finding['aspect']}"
+                    lines.append(f"{about}: {finding['text']}")
+    return lines
 
 
-def _owner(owner: Any) -> str:
-    return f"{owner.worker_id}, claim epoch {owner.claim_epoch}, {owner.calls} calls"
-
-
-def _versions() -> str:
-    return ", ".join(f"{name} {version}" for name, version in _HARNESS.packages.items())
+def _evidence(document: Mapping[str, Any]) -> str:
+    versions = [f"- {name}: {value}" for name, value in document["versions"].items()]
+    for harness, packages in document["harnesses"].items():
+        versions.append(f"- {harness}: {', '.join(f'{n} {v}' for n, v in packages.items())}")
+    reached = "loopback alone" if document["loopback_only"] else "the machine's network too"
+    versions.append(f"- network that the harnesses could reach: {reached}")
+    found = [f"- {line}" for line in _findings(document["variants"])] or ["None."]
+    parts = ["## Versions", *versions, "", *map(markdown, tables(document["variants"]))]
+    return "\n".join([*parts, "### Findings", "", *found, ""])
 
 
 def _say(line: str) -> None:

@@ -17,6 +17,7 @@ _COMMANDS: Final[Mapping[str, str]] = {
     "claims": "Inspect, free and verify the claims of a store.",
     "demo": "Play rollouts through kills of their owners.",
     "conformance": "Run a real harness with deltas and in full, and compare.",
+    "harness": "Point an agent harness at a shim.",
     "keys": "Make the secret of the rollout keys, and keys.",
     "serve": "Run the gateway.",
     "sessions": "Inspect the sessions of a store.",

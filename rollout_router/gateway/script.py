@@ -7,13 +7,13 @@ same answer to the same bytes, before and after the death of an owner.
 """
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_router.gateway.model import Dialect
 
-__all__ = ["Say", "UseTool", "next_turn"]
+__all__ = ["Say", "Tool", "UseTool", "next_turn", "offered_tools", "shell_call"]
 
 _COMMANDS: Final = ("command", "cmd")  # how the tools that run a shell name their string
 
@@ -24,6 +24,7 @@ class UseTool:
 
     name: str
     arguments: Mapping[str, Any]
+    namespace: str | None = None  # of the tool; Responses alone
 
     @property
     def arguments_json(self) -> str:
@@ -39,9 +40,12 @@ class Say:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Tool:
+class Tool:
+    """A function that the client offers."""
+
     name: str
     schema: Mapping[str, Any]
+    namespace: str | None = None
 
     def command(self, rank: int) -> str | None:
         """The property that takes a shell command, if it is the one of *rank*."""
@@ -53,18 +57,23 @@ class _Tool:
 def next_turn(dialect: Dialect, document: Mapping[str, Any], *, steps: int) -> UseTool | Say:
     """The next turn of the conversation in *document*."""
     done = _tool_results(dialect, document)
-    tools = [] if document.get("tool_choice") == "none" else _tools(dialect, document)
+    tools = [tool for tool in offered_tools(dialect, document) if tool.namespace is None]
     if done >= steps or not tools:
         return Say(text=f"done after {done} tool calls")
     step = f"step {done + 1}"
+    return shell_call(tools, f"echo {step}", reason=step) or _use(tools[0], step)
+
+
+def shell_call(tools: Sequence[Tool], command: str, *, reason: str) -> UseTool | None:
+    """Run *command* with the first tool that runs a shell; *reason* fills its other strings."""
     for rank in range(len(_COMMANDS)):
         for tool in tools:
-            if (command := tool.command(rank)) is not None:
-                return _use(tool, step, **{command: f"echo {step}"})
-    return _use(tools[0], step)
+            if (name := tool.command(rank)) is not None:
+                return _use(tool, reason, **{name: command})
+    return None
 
 
-def _use(tool: _Tool, step: str, **chosen: str) -> UseTool:
+def _use(tool: Tool, step: str, **chosen: str) -> UseTool:
     properties = _mapping(tool.schema.get("properties"))
     required = tool.schema.get("required")
     names = [n for n in required if isinstance(n, str)] if isinstance(required, list) else []
@@ -103,12 +112,19 @@ def _tool_results(dialect: Dialect, document: Mapping[str, Any]) -> int:
     )
 
 
-def _tools(dialect: Dialect, document: Mapping[str, Any]) -> list[_Tool]:
+def offered_tools(dialect: Dialect, document: Mapping[str, Any]) -> list[Tool]:
+    """The functions that a request lets the model call, those in namespaces too."""
+    if document.get("tool_choice") == "none":
+        return []
     listed = list(_mappings(document.get("tools")))
     if dialect is Dialect.RESPONSES:  # some clients of Responses give their tools inside the input
         for item in _mappings(document.get("input")):
             if item.get("type") == "additional_tools":
                 listed += _mappings(item.get("tools"))
+        for space in [entry for entry in listed if entry.get("type") == "namespace"]:
+            listed += [
+                {**entry, "namespace": space.get("name")} for entry in _mappings(space.get("tools"))
+            ]
     tools = []
     for entry in listed:
         if dialect is Dialect.MESSAGES:
@@ -119,7 +135,8 @@ def _tools(dialect: Dialect, document: Mapping[str, Any]) -> list[_Tool]:
             name, schema = function.get("name"), function.get("parameters")
             usable = entry.get("type") == "function"
         if usable and isinstance(name, str) and name:
-            tools.append(_Tool(name=name, schema=_mapping(schema)))
+            spaced = entry.get("namespace") if dialect is Dialect.RESPONSES else None
+            tools.append(Tool(name=name, schema=_mapping(schema), namespace=spaced))
     return tools
 
 

@@ -7,15 +7,22 @@ so that anyone can check that a body arrived as it was written (H1).
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Final, Self
 
-from rollout_router.gateway.dialects import Turn, events, plain
-from rollout_router.gateway.model import INLINE_BYTES_MAX, ModelAnswer, ModelRequest, problem, whole
+from rollout_router.gateway.dialects import Turn, events, plain, usage_of
+from rollout_router.gateway.model import (
+    INLINE_BYTES_MAX,
+    Dialect,
+    ModelAnswer,
+    ModelRequest,
+    problem,
+    whole,
+)
 from rollout_router.gateway.script import next_turn
 
-__all__ = ["Scripted"]
+__all__ = ["Scripted", "answer_with"]
 
 _MODELS: Final = "/v1/models"
 _MODEL: Final = {"id": "scripted", "object": "model", "created": 0, "owned_by": "rollout-router"}
@@ -60,22 +67,33 @@ class Scripted:
             return problem(
                 415, message, code="encoding_unsupported", dialect=dialect, headers=stamp
             )
+        said = [next_turn(dialect, document, steps=self._steps)]
         turn = Turn(
-            said=next_turn(dialect, document, steps=self._steps),
+            said=said,
             model=document["model"],
-            digest=digest,
-            request_bytes=len(request.body),
+            name=digest[:24],
+            usage=usage_of(said, len(request.body)),
         )
-        if document.get("stream"):
-            options = document.get("stream_options")
-            usage = isinstance(options, dict) and options.get("include_usage") is True
-            head = [
-                (b"content-type", b"text/event-stream; charset=utf-8"),
-                (b"cache-control", b"no-cache"),
-            ]
-            parts = _stream(events(dialect, turn, include_usage=usage))
-            return ModelAnswer(status=200, headers=[*head, *stamp], parts=parts)
-        return whole(200, plain(dialect, turn), stamp)
+        return answer_with(turn, dialect, document, stamp)
+
+
+def answer_with(
+    turn: Turn,
+    dialect: Dialect,
+    document: Mapping[str, Any],
+    headers: Sequence[tuple[bytes, bytes]] = (),
+) -> ModelAnswer:
+    """*turn* as *document*, the request, asks for it: streamed or not."""
+    if not document.get("stream"):
+        return whole(200, plain(dialect, turn), headers)
+    options = document.get("stream_options")
+    usage = isinstance(options, dict) and options.get("include_usage") is True
+    head = [
+        (b"content-type", b"text/event-stream; charset=utf-8"),
+        (b"cache-control", b"no-cache"),
+    ]
+    parts = _stream(events(dialect, turn, include_usage=usage))
+    return ModelAnswer(status=200, headers=[*head, *headers], parts=parts)
 
 
 def _catalogue(path: str, stamp: list[tuple[bytes, bytes]]) -> ModelAnswer:

@@ -1,98 +1,171 @@
 # SPDX-License-Identifier: Apache-2.0
 """What two runs of one harness have to have in common, and what each has to show alone. Pure.
 
-Both lost their owner between two calls. The one with deltas must be, to harness and model, the run
-that it would have been without (H1, S1): the same bytes, the same tool calls, the same answer.
+With deltas or without, whatever died on the way, a run must be to harness and model the one that it
+would have been (H1, S1): the same requests, tool calls, answers and end.
 """
 
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Final
 
+from rollout_router.harness.normal import normalised, same
+from rollout_router.harness.plan import FLOORS, Mode
 from rollout_router.harness.port import Told
-from rollout_router.harness.transcript import Transcript
+from rollout_router.harness.scenario import ANSWER_ID, Scenario
+from rollout_router.harness.transcript import Recorded, Transcript
 
-__all__ = ["Expected", "Run", "differences", "faults"]
+__all__ = ["ASPECTS", "Finding", "Run", "Seen", "differences", "faults"]
+
+_OK: Final = 200
+_SHOWN: Final = 60  # characters before and after the place where two requests part
+
+
+ASPECTS: Final = (
+    "requests",
+    "tool calls",
+    "answer",
+    "usage",
+    "exit code",
+    "work",
+    "call ids",
+    "owners",
+    "bytes",
+)
+"""What is looked at; each finding is about one of them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Expected:
-    """What the scripted model and the kill make certain."""
+class Finding:
+    """One thing that is not as it has to be."""
 
-    calls: int  # of the model
-    calls_before_kill: int
+    aspect: str  # of ASPECTS
+    text: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Seen:
+    """One request as the model saw it, and the id of the answer that it gave."""
+
+    request_sha256: str
+    answer_id: str | None  # None: it answered with an error, or not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """One finished run."""
 
-    deltas: bool  # whether the gateway took deltas
+    scenario: str
+    mode: Mode
+    wall_s: float
     exit_code: int
-    killed: str  # the worker that owned the rollout and was killed
+    killed: str | None  # the worker that owned the rollout and was killed
     told: Told
     transcript: Transcript
-    calls: int  # that the shim sent on
+    seen: tuple[Seen, ...]  # by the model
+    verified: tuple[str, ...]  # what the check of the work found wrong
+    calls: int  # that the sandbox side sent on
     bytes_full: int  # of the request bodies that the harness wrote
-    bytes_sent: int  # of the request bodies that left the shim, resends included
+    bytes_sent: int  # of the request bodies that left the sandbox, resends included
     resyncs: int
+    timings: tuple[Mapping[str, Any], ...]  # a call each; empty where nobody measured
 
     @property
-    def name(self) -> str:
-        """What people call it."""
-        return "with deltas" if self.deltas else "in full"
+    def times_fewer(self) -> float:
+        """Bytes that the harness wrote for each one that was sent."""
+        return self.bytes_full / self.bytes_sent if self.bytes_sent else 0.0
 
 
-def faults(run: Run, expected: Expected) -> list[str]:
-    """What is wrong with one run, whatever the other did; empty where nothing is."""
-    found = [f"the harness: {problem}" for problem in run.told.problems]
-    if run.exit_code != 0:
-        found.append(f"the harness exited with code {run.exit_code}")
-    seen = {
-        "answers that the harness took in": run.told.model_calls,
-        "calls that the shim sent on": run.calls,
-        "calls that the gateway recorded": len(run.transcript.bodies),
+def faults(run: Run, scenario: Scenario) -> list[Finding]:
+    """What is wrong with one run, whatever the others did; empty where nothing is."""
+    found = {
+        "answer": [one for one in run.told.problems if not _expected(one, scenario)],
+        "exit code": [f"the harness exited with {run.exit_code}"] if run.exit_code else [],
+        "work": run.verified,
+        "requests": _call_faults(run, scenario),
+        "tool calls": [
+            f"the model was not shown the result of {key}"
+            for key, call in run.transcript.tool_calls.items()
+            if call.result is None
+        ],
+        "call ids": _identity_faults(run),
+        "owners": _owner_faults(run),
+        "bytes": _byte_faults(run),
     }
-    for what, count in seen.items():
-        if count != expected.calls:
-            found.append(f"{what}: {count}, expected {expected.calls}")
-    if bad := [outcome for outcome in run.transcript.outcomes if outcome != "completed"]:
-        found.append(f"calls that were not completed: {', '.join(bad)}")
-    if any(call.result is None for call in run.transcript.tool_calls):
-        found.append("the model was not shown the result of every tool call")
-    found += _owner_faults(run, expected)
-    found += _delta_faults(run)
-    return [f"{run.name}: {fault}" for fault in found]
+    return [Finding(aspect=aspect, text=text) for aspect, texts in found.items() for text in texts]
 
 
-def differences(one: Run, other: Run) -> list[str]:
-    """What the model or the harness saw differently; empty where the runs are the same."""
-    pairs = {
-        "the tool calls": (one.transcript.tool_calls, other.transcript.tool_calls),
-        "the final answer": (one.told.answer, other.told.answer),
-        "the exit code": (one.exit_code, other.exit_code),
-    }
+def differences(run: Run, reference: Run, used: Counter[str]) -> list[Finding]:
+    """What model or harness saw differently in *run*; the rules that were needed go to *used*."""
+    pairs = (
+        ("answer", run.told.answer, reference.told.answer),
+        ("answer", run.told.model_calls, reference.told.model_calls),
+        ("usage", dict(run.told.usage), dict(reference.told.usage)),
+        ("exit code", run.exit_code, reference.exit_code),
+    )
     found = [
-        f"{what}: {left!r} {one.name}, {right!r} {other.name}"
-        for what, (left, right) in pairs.items()
-        if left != right
+        Finding(aspect=aspect, text=f"{mine!r}, {reference.mode.value} {theirs!r}")
+        for aspect, mine, theirs in pairs
+        if mine != theirs
     ]
-    bodies = zip(one.transcript.bodies, other.transcript.bodies, strict=False)  # counted in faults
-    unequal = [str(number) for number, (a, b) in enumerate(bodies, start=1) if a != b]
-    if unequal:
-        found.append(f"the bytes of request {', '.join(unequal)}")
+    mine, theirs = run.transcript.tool_calls, reference.transcript.tool_calls
+    for key in sorted(mine.keys() | theirs.keys()):
+        if not same(repr(mine.get(key)), repr(theirs.get(key)), used):
+            text = f"{key}: {mine.get(key)}, {reference.mode.value} {theirs.get(key)}"
+            found.append(Finding(aspect="tool calls", text=text))
+    texts = _request_differences(run.transcript.calls, reference.transcript.calls, used)
+    return found + [Finding(aspect="requests", text=text) for text in texts]
+
+
+def _expected(problem: str, scenario: Scenario) -> bool:
+    """Whether the scenario asked for what the harness found wrong."""
+    return (problem.startswith("retried: ") and bool(scenario.faults)) or (
+        problem.startswith("compacted: ") and scenario.compact_every is not None
+    )
+
+
+def _call_faults(run: Run, scenario: Scenario) -> list[str]:
+    calls = run.transcript.calls
+    found = []
+    if run.calls != len(calls):
+        found.append(f"{run.calls} calls were sent on, {len(calls)} were recorded")
+    failed = [call for call in calls if call.outcome != "completed" or call.status != _OK]
+    if len(failed) != len(scenario.faults):
+        found.append(f"{len(failed)} calls failed, {len(scenario.faults)} were to")
+    if Counter(one.request_sha256 for one in run.seen) != Counter(c.request_sha256 for c in calls):
+        found.append("what was recorded is not what the model saw")
     return found
 
 
-def _owner_faults(run: Run, expected: Expected) -> list[str]:
+def _identity_faults(run: Run) -> list[str]:
+    """The harness goes on from the answers that the records hold, and from no others."""
+    calls = run.transcript.calls
+    given = {one.answer_id for one in run.seen if one.answer_id is not None}
+    recorded = {key for call in calls for key in ANSWER_ID.findall(call.response)}
+    echoed = {key for call in calls for key in ANSWER_ID.findall(call.request)}
+    echoed |= set(ANSWER_ID.findall(run.told.answer or ""))
+    found = []
+    if strange := sorted(echoed - recorded):
+        found.append(f"the harness went on from answers that no record holds: {strange}")
+    if strange := sorted(recorded - given):
+        found.append(f"records hold answers that the model did not give: {strange}")
+    if not ANSWER_ID.findall(run.told.answer or ""):
+        found.append("the final answer names no call")
+    return found
+
+
+def _owner_faults(run: Run) -> list[str]:
     owners = run.transcript.owners
-    if len(owners) != 2:  # noqa: PLR2004 - before the kill and after it
-        return [f"the rollout had {len(owners)} owners in a row, expected 2"]
+    expected = 1 if run.killed is None else 2
+    if len(owners) != expected:
+        return [f"the rollout had {len(owners)} owners in a row, expected {expected}"]
+    if run.killed is None:
+        return []
     before, after = owners
     found = []
-    if before.worker_id != run.killed or before.calls != expected.calls_before_kill:
-        found.append(
-            f"worker {before.worker_id} owned the first {before.calls} calls; worker {run.killed} "
-            f"was to own {expected.calls_before_kill}, and was killed after them"
-        )
+    if before.worker_id != run.killed:
+        found.append(f"worker {before.worker_id} owned the rollout, {run.killed} was killed")
     if after.worker_id == before.worker_id:
         found.append(f"worker {after.worker_id} went on after it was killed")
     if (after.claim_epoch or 0) <= (before.claim_epoch or 0):
@@ -100,14 +173,48 @@ def _owner_faults(run: Run, expected: Expected) -> list[str]:
     return found
 
 
-def _delta_faults(run: Run) -> list[str]:
+def _byte_faults(run: Run) -> list[str]:
     """A frame is sent only after ``kept=`` was seen (S4), so saved bytes show that it was."""
-    resyncs = 1 if run.deltas else 0
     found = []
+    resyncs = 1 if run.mode.deltas and run.mode.killed else 0
     if run.resyncs != resyncs:
         found.append(f"{run.resyncs} resyncs, expected {resyncs}")
-    if run.deltas and run.bytes_sent >= run.bytes_full:
-        found.append(f"no bytes were saved: {run.bytes_sent} sent for {run.bytes_full}")
-    if not run.deltas and run.bytes_sent != run.bytes_full:
-        found.append(f"{run.bytes_sent} bytes were sent for {run.bytes_full}")
+    if not run.mode.deltas and run.bytes_sent != run.bytes_full:
+        found.append(f"{run.bytes_sent} were sent for {run.bytes_full}")
+    floor = FLOORS.get((run.scenario, run.mode), 1.0)
+    if run.mode.deltas and run.times_fewer < floor:
+        found.append(f"{run.times_fewer:.1f} times fewer, expected {floor:.0f} times or more")
     return found
+
+
+def _request_differences(
+    mine: Sequence[Recorded], theirs: Sequence[Recorded], used: Counter[str]
+) -> list[str]:
+    """Requests of parallel conversations come in any order, so they are counted."""
+    left = Counter((call.path, call.request) for call in mine)
+    right = Counter((call.path, call.request) for call in theirs)
+    left, right = _plain(left - right, used), _plain(right - left, used)
+    left, right = left - right, right - left
+    pairs = zip(sorted(left.elements()), sorted(right.elements()), strict=False)
+    found = [_parted(one, other) for one, other in pairs]
+    if left.total() != right.total():
+        found.append(f"{left.total()} requests are new, {right.total()} are missing")
+    return found
+
+
+def _plain(requests: Counter[tuple[str, str]], used: Counter[str]) -> Counter[tuple[str, str]]:
+    """What is left of the requests under the rules."""
+    plain: Counter[tuple[str, str]] = Counter()
+    for path, request in requests.elements():
+        text, rules = normalised(request)
+        plain[path, text] += 1
+        used.update(rules)
+    return plain
+
+
+def _parted(one: tuple[str, str], other: tuple[str, str]) -> str:
+    """Where two requests begin to differ."""
+    (path, mine), (_, theirs) = one, other
+    at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), len(mine))
+    start, end = max(0, at - _SHOWN), at + _SHOWN
+    return f"to {path}, from character {at}: {mine[start:end]!r}, not {theirs[start:end]!r}"

@@ -1,52 +1,40 @@
 # SPDX-License-Identifier: Apache-2.0
-"""A shell for the harness's tools that stops before one command until it is told to go on.
+"""Holds a harness between two model calls, until it is told to go on.
 
-Between two model calls a harness runs a tool, so a tool that waits holds the rollout exactly there:
-the last answer is complete, and the next request is not written yet. Two FIFOs carry the words.
+Between two calls a harness runs a tool, so a tool that waits holds the rollout exactly there: the
+last answer is complete, and the next request is not written yet. Two FIFOs carry the words.
 """
 
 import os
 import select
-import shlex
 from pathlib import Path
 from typing import Final, Self
 
-__all__ = ["NotReached", "PausingShell", "script"]
+__all__ = ["PAUSE_AT", "PROCEED", "REACHED", "NotReached", "Pause"]
 
-_SCRIPT: Final = """\
-#!/bin/sh
-# Runs bash, but stops once before the command that holds {command}.
-case "$*" in
-*{command}*)
-    if mkdir {once} 2>/dev/null; then
-        echo > {reached}
-        read -r _ < {proceed}
-    fi
-    ;;
-esac
-exec bash "$@"
-"""
+PAUSE_AT: Final = "pause-at"
+"""The file that names the step to wait in; the step removes it."""
+REACHED: Final = "reached"
+"""The FIFO that the tool writes a line to."""
+PROCEED: Final = "proceed"
+"""The FIFO that it then reads a line from."""
 
 
 class NotReached(Exception):  # noqa: N818 - named by what happened
-    """The harness ended, or let the time run out, before it ran the command."""
+    """The harness ended, or let the time run out, before a tool waited."""
 
 
-class PausingShell:
-    """Makes the shell in *folder*; close it after the harness has ended.
+class Pause:
+    """Files in *folder*, which exists, where *step* of the tools waits once.
 
-    Args:
-        folder: exists; the shell is ``folder / "bash"``.
-        command: a part of the command to stop before.
+    Close it after the harness has ended.
     """
 
-    def __init__(self, folder: Path, *, command: str) -> None:
-        self.path = folder / "bash"
-        fifos = folder / "reached", folder / "proceed"
+    def __init__(self, folder: Path, *, step: str) -> None:
+        (folder / PAUSE_AT).write_text(step)
+        fifos = folder / REACHED, folder / PROCEED
         for fifo in fifos:
             os.mkfifo(fifo, 0o600)
-        self.path.write_text(script(folder, command=command))
-        self.path.chmod(0o700)
         # Read and write, so that opening waits for nobody and no end of file is seen (Linux).
         self._reached, self._proceed = (os.open(fifo, os.O_RDWR | os.O_CLOEXEC) for fifo in fifos)
 
@@ -58,10 +46,10 @@ class PausingShell:
         os.close(self._proceed)
 
     def wait_reached(self, pid: int, *, limit_s: float) -> None:
-        """Wait until the shell stops, while process *pid*, the harness, runs.
+        """Wait until a tool waits, while process *pid*, the harness, runs.
 
         Raises:
-            NotReached: says why the shell never will.
+            NotReached: says why none ever will.
         """
         harness = os.pidfd_open(pid)
         try:
@@ -72,20 +60,10 @@ class PausingShell:
         finally:
             os.close(harness)
         if not ready:
-            raise NotReached(f"did not run the command within {limit_s:.0f} s")
+            raise NotReached(f"ran no command that waits within {limit_s:.0f} s")
         if self._reached not in ready:
-            raise NotReached("ended before it ran the command")
+            raise NotReached("ended before it ran the command that waits")
 
     def proceed(self) -> None:
         """Let the command run."""
         os.write(self._proceed, b"\n")
-
-
-def script(folder: Path, *, command: str) -> str:
-    """The shell's text. Pure."""
-    return _SCRIPT.format(
-        command=shlex.quote(command),
-        once=shlex.quote(str(folder / "once")),
-        reached=shlex.quote(str(folder / "reached")),
-        proceed=shlex.quote(str(folder / "proceed")),
-    )

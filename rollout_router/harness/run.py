@@ -1,34 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
-"""One run of a harness: shim, two workers, the scripted model, and the owner killed in between.
+"""One run of a harness: its sandbox side, two workers, the model that plays, a kill between calls.
 
-The kill is bound to an event: the harness's shell stops before its third command, when the third
-answer is complete and the fourth request not written. Then the owner is killed, and the shell goes
-on. The same happens whether deltas are on or off.
+The kill is bound to an event: a command of the harness stops when an answer is complete and the
+next request not written. Then the owner is killed, and the command goes on.
 """
 
+import json
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
 from typing import Final
 
 from rollout_router.claims import FileClaimStore
-from rollout_router.harness.compare import Expected, Run
-from rollout_router.harness.pause import NotReached, PausingShell
-from rollout_router.harness.port import Harness, Place, Start
+from rollout_router.harness.compare import Run, Seen
+from rollout_router.harness.model_server import model_command
+from rollout_router.harness.pause import NotReached, Pause
+from rollout_router.harness.plan import KILLS, Mode, context_llm_tokens
+from rollout_router.harness.port import Dialect, Harness, Setup, Target
+from rollout_router.harness.scenario import Fault, Scenario, prompt
 from rollout_router.harness.transcript import read_transcript
+from rollout_router.harness.workspace import make_workspace, verify
 from rollout_router.processes import Gateway, Service, ServiceFailed, Shim, kill_and_wait
 
-__all__ = ["EXPECTED", "RunFailed", "run"]
+__all__ = ["RunFailed", "run"]
 
-EXPECTED: Final = Expected(calls=7, calls_before_kill=3)
-"""The scripted model asks for six tool calls and then says that it is done."""
-
-_RUN_S: Final = 90.0
+_RUN_S: Final = 180.0
 _MODEL: Final = "scripted"
-_PROMPT: Final = "Do what the model asks for."
 _IN_FULL: Final = ("--no-history-delta", "--route-always")
 _OUTPUT_SHOWN: Final = 2_000
 
@@ -37,58 +39,126 @@ class RunFailed(Exception):  # noqa: N818 - named by what happened
     """A run came to no end that can be compared; the message says where it stopped."""
 
 
-def run(harness: Harness, installed: Path, folder: Path, *, work: Path, deltas: bool) -> Run:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ended:
+    """The harness's process, when it is over."""
+
+    exit_code: int
+    killed: str | None
+    wall_s: float
+
+
+def run(
+    harness: Harness,
+    installed: Path,
+    folder: Path,
+    *,
+    dialect: Dialect,
+    scenario: Scenario,
+    mode: Mode,
+) -> Run:
     """Run *harness* once.
 
     Args:
         harness: which.
         installed: where it is.
         folder: for everything that the run leaves behind; exists and is empty. Short: sockets
-            lie in it.
-        work: where the harness's tools run. Give every run the same, emptied, so that prompts that
-            name it are the same.
-        deltas: whether the gateway takes deltas.
+            lie in it. Give every run the same path, since prompts name what lies below it.
+        dialect: how it calls the model.
+        scenario: what the model plays.
+        mode: how bodies travel, and whether the owner is killed.
 
     Raises:
         RunFailed, ServiceFailed: nothing keeps running.
     """
-    place = Place(home=folder / "home", work=work, shell=folder / "bash")
-    place.home.mkdir()
-    rollout_id = f"{harness.name}-1"
+    rollout_id = f"{harness.name}-{dialect}-{scenario.name}"
+    home, work, records = folder / "home", folder / "work", folder / "records"
+    log, timings = folder / "model.jsonl", folder / "timings.jsonl"
+    home.mkdir()
+    work.mkdir()
     with ExitStack() as stack:
-        records = folder / "records"
-        arguments = ("--capture-dir", str(records), *(() if deltas else _IN_FULL))
-        gateway = Gateway(folder, *arguments)
+        context = context_llm_tokens(harness.name, scenario.name)
+        command = model_command(scenario.name, log, context_llm_tokens=context)
+        model = Service("the model", command, log=folder / "model.log", apart=False)
+        stack.enter_context(_stopping(model))
+        flags = ("--server-timing", *(() if mode.deltas else _IN_FULL))
+        gateway = Gateway(
+            folder,
+            *("--upstream", str(json.loads(model.wait_line('{"url"'))["url"])),
+            *("--capture-dir", str(records), *flags),
+        )
         stack.enter_context(_stopping(gateway.service))
-        shim = Shim(folder, gateway.url)
-        stack.enter_context(_stopping(shim.service))
-        command = f"echo step {EXPECTED.calls_before_kill}"
-        shell = stack.enter_context(PausingShell(folder, command=command))
-        base_url = f"{shim.url}/ng-rollout/{rollout_id}/v1"
-        harness.set_up(place, base_url=base_url, model=_MODEL)
-        start = harness.start(installed, place, model=_MODEL, prompt=_PROMPT)
-        with _started(start, folder) as process:
-            try:
-                shell.wait_reached(process.pid, limit_s=_RUN_S)
-                killed = _kill_owner(gateway, rollout_id)
-                shell.proceed()
-                exit_code = process.wait(_RUN_S)
-            except (NotReached, subprocess.TimeoutExpired) as error:
-                raise RunFailed(f"{harness.name} {error}\n{_output(folder)}") from error
-    sent = shim.statistics(rollout_id)
+        shim = None if harness.in_process else _shim(folder, gateway.url, timings, mode)
+        if shim is not None:
+            stack.enter_context(_stopping(shim.service))
+        target = Target(
+            base_url=f"{shim.url if shim else gateway.url}/ng-rollout/{rollout_id}/v1",
+            model=_MODEL,
+            dialect=dialect,
+            context_llm_tokens=context,
+            deflate=mode.deflate,
+        )
+        setup = harness.set_up(PurePosixPath(home), target)
+        _write(home, setup)
+        make_workspace(work, scenario)
+        pause = None
+        if mode.killed:
+            pause = stack.enter_context(Pause(work, step=KILLS[scenario.name]))
+        process = stack.enter_context(
+            _started(harness.command(installed, target, prompt(scenario)), setup, work, folder)
+        )
+        try:
+            ended = _end(process, pause, lambda: _kill_owner(gateway, rollout_id))
+        except (NotReached, subprocess.TimeoutExpired) as error:
+            raise RunFailed(f"{folder.name}: the harness {error}\n{_output(folder)}") from error
     with (folder / "stdout").open() as lines:
         told = harness.read(lines)
+    sent = shim.statistics(rollout_id) if shim else told.sent
     return Run(
-        deltas=deltas,
-        exit_code=exit_code,
-        killed=killed,
+        scenario=scenario.name,
+        mode=mode,
+        wall_s=ended.wall_s,
+        exit_code=ended.exit_code,
+        killed=ended.killed,
         told=told,
         transcript=read_transcript((records / f"{rollout_id}.jsonl").read_text().splitlines()),
+        seen=tuple(_seen(line) for line in log.read_text().splitlines()),
+        verified=tuple(verify(work, scenario, subagents=harness.subagents)),
         calls=sent["calls"],
         bytes_full=sent["bytes_full"],
         bytes_sent=sent["bytes_sent"],
         resyncs=sent["resyncs"],
+        timings=tuple(map(json.loads, timings.read_text().splitlines())) if shim else (),
     )
+
+
+def _shim(folder: Path, gateway_url: str, timings: Path, mode: Mode) -> Shim:
+    flags = () if mode.deflate else ("--no-deflate",)
+    return Shim(folder, gateway_url, "--timings-file", str(timings), *flags)
+
+
+def _seen(line: str) -> Seen:
+    """A line of the model's log."""
+    document = json.loads(line)
+    answered = document["fault"] in {None, Fault.CUT}  # of a cut answer the beginning is recorded
+    return Seen(
+        request_sha256=document["sha256"],
+        answer_id=document["answer_id"] if answered else None,
+    )
+
+
+def _end(
+    process: "subprocess.Popen[bytes]", pause: Pause | None, kill_owner: Callable[[], str]
+) -> _Ended:
+    """Wait for the harness's end, and kill the owner on the way where *pause* says so."""
+    started_s = time.monotonic()
+    killed = None
+    if pause is not None:
+        pause.wait_reached(process.pid, limit_s=_RUN_S)
+        killed = kill_owner()
+        pause.proceed()
+    exit_code = process.wait(_RUN_S)
+    return _Ended(exit_code=exit_code, killed=killed, wall_s=time.monotonic() - started_s)
 
 
 def _kill_owner(gateway: Gateway, rollout_id: str) -> str:
@@ -102,14 +172,23 @@ def _kill_owner(gateway: Gateway, rollout_id: str) -> str:
     return owner.nonce
 
 
+def _write(home: Path, setup: Setup) -> None:
+    for name, text in setup.files.items():
+        path = home / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+
 @contextmanager
-def _started(start: Start, folder: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def _started(
+    arguments: Sequence[str], setup: Setup, work: Path, folder: Path
+) -> Iterator["subprocess.Popen[bytes]"]:
     """The harness in a session of its own, so that its tools end with it."""
     with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
         process = subprocess.Popen(  # noqa: S603 - the harness that was asked for
-            start.arguments,
-            env=dict(start.environment),
-            cwd=start.folder,
+            arguments,
+            env={"PATH": os.environ.get("PATH", os.defpath), **setup.environment},
+            cwd=work,
             stdin=subprocess.DEVNULL,
             stdout=out,
             stderr=err,

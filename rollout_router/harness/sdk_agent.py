@@ -14,6 +14,7 @@ import argparse
 import asyncio
 import importlib
 import json
+import os
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -169,7 +170,7 @@ class _Agent:
         if args.flavour != "none":
             flavour = importlib.import_module(f"rollout_router.transport.{name}")
             kind = flavour.AsyncDeltaTransport if args.asynchronous else flavour.DeltaTransport
-            self.transport = kind(rollout=args.rollout)
+            self.transport = kind(rollout=args.rollout, deflate=not args.no_deflate)
 
     def play(self) -> str:
         """Until the model calls no tool; gives what it said."""
@@ -224,7 +225,7 @@ class _Agent:
     def _took(self, turn: _Turn) -> bool:
         """Say that an answer is whole; whether it is the last one."""
         usage = None if turn.usage is None else turn.usage.to_dict()
-        _say(event="call", id=turn.answer_id, usage=usage)
+        _say(type="call", id=turn.answer_id, usage=usage)
         return not turn.calls
 
     def _add(self, turn: _Turn, outputs: list[str]) -> None:
@@ -255,10 +256,10 @@ def main(argv: list[str] | None = None) -> int:
     try:
         answer = asyncio.run(agent.play_async()) if args.asynchronous else agent.play()
     except (*agent._cuts, openai.OpenAIError) as error:  # noqa: SLF001 - this module's own
-        _say(event="failed", error=f"{type(error).__name__}: {error}")
+        _say(type="failed", error=f"{type(error).__name__}: {error}")
         return 1
     statistics = None if agent.transport is None else agent.transport.statistics()
-    _say(event="done", answer=answer, statistics=statistics)
+    _say(type="done", answer=answer, statistics=statistics)
     return 0
 
 
@@ -281,7 +282,7 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="sdk_agent", description=__doc__)
     parser.add_argument("--base-url", required=True, help="ends in /v1; may name a rollout")
     parser.add_argument("--api", choices=sorted(_APIS), default="chat")
-    parser.add_argument("--api-key", default="none")
+    parser.add_argument("--api-key", default=os.environ.get("OPENAI_API_KEY", "none"))
     parser.add_argument("--async", dest="asynchronous", action="store_true")
     parser.add_argument(
         "--flavour",
@@ -290,6 +291,7 @@ def _parser() -> argparse.ArgumentParser:
         help="the HTTP library of the transport; none sends whole bodies",
     )
     parser.add_argument("--model", default="scripted")
+    parser.add_argument("--no-deflate", action="store_true", help="do not compress deltas")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--rollout", help="the id, where the base URL names none")
     parser.add_argument("--shell", default="bash", help="what runs the model's commands")

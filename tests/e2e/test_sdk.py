@@ -14,7 +14,7 @@ import openai
 import pytest
 from support.gateway import PATIENCE_S, Gateway
 
-from rollout_router.harness.pause import PausingShell
+from rollout_router.harness.pause import PROCEED, REACHED, Pause
 from rollout_router.harness.sdk_agent import main
 from rollout_router.transport.httpx import client as older_client
 from rollout_router.transport.httpx2 import AsyncDeltaTransport, DeltaTransport, async_client
@@ -148,7 +148,7 @@ APIS = pytest.mark.parametrize("api", ["chat", "responses"])
 def _told(lines: str) -> tuple[list[str], dict[str, Any]]:
     """What the agent printed: the ids of its answers, and how it ended."""
     *calls, end = map(json.loads, lines.splitlines())
-    assert all(call["event"] == "call" and call["usage"] for call in calls)
+    assert all(call["type"] == "call" and call["usage"] for call in calls)
     return [call["id"] for call in calls], end
 
 
@@ -177,6 +177,13 @@ def test_h1_the_agent_plays_a_task_and_its_history_travels_as_deltas(
     assert all(f"step {step}\\n\\nexit code 0" in last for step in range(1, 7))
 
 
+WAITING_SHELL = f"""\
+#!/bin/sh
+case "$2" in *"step 3") echo > {REACHED}; read -r _ < {PROCEED} ;; esac
+exec sh "$@"
+"""
+
+
 @pytest.mark.long
 @APIS
 @AGENTS
@@ -184,16 +191,20 @@ def test_s1_the_agent_does_not_notice_the_death_of_its_owner(
     gateway: Gateway, folder: Path, api: str, more: list[str]
 ) -> None:
     url = f"{gateway.url}/ng-rollout/r1/v1"
-    with PausingShell(folder, command="echo step 3") as shell:
+    shell = folder / "shell"
+    shell.write_text(WAITING_SHELL)
+    shell.chmod(0o700)
+    with Pause(folder, step="3") as pause:
         arguments = ["--base-url", url, "--api", api, "--prompt", "go", *more]
         with subprocess.Popen(
-            [sys.executable, "-m", AGENT, *arguments, "--shell", str(shell.path)],
+            [sys.executable, "-m", AGENT, *arguments, "--shell", str(shell)],
+            cwd=folder,
             stdout=subprocess.PIPE,
             text=True,
         ) as agent:
-            shell.wait_reached(agent.pid, limit_s=PATIENCE_S)
+            pause.wait_reached(agent.pid, limit_s=PATIENCE_S)
             gateway.kill_worker(gateway.claims()["r1"]["worker_id"])
-            shell.proceed()
+            pause.proceed()
             lines, _ = agent.communicate(timeout=PATIENCE_S)
     ids, end = _told(lines)
     assert end["answer"] == "done after 6 tool calls"

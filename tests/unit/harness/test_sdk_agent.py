@@ -88,8 +88,8 @@ def test_each_call_of_a_turn_gets_its_own_result(
 ) -> None:
     gateway.scripts += [_saying(TWO_CALLS[api]), _saying(DONE[api])]
     code, (first, second, end) = _play(gateway, capsys, "--api", api, *mode)
-    assert (code, end["event"], end["answer"]) == (0, "done", "all done")
-    assert [first["event"], second["event"]] == ["call", "call"]
+    assert (code, end["type"], end["answer"]) == (0, "done", "all done")
+    assert [first["type"], second["type"]] == ["call", "call"]
     document = json.loads(gateway.received[1].raw)
     *_, one, two = document["messages" if api == "chat" else "input"]
     if api == "chat":
@@ -114,7 +114,7 @@ def test_r4_a_part_of_an_answer_is_never_acted_on(
     part = TWO_CALLS["chat"][:1] if api == "chat" else [{"type": "response.created"}]
     gateway.scripts += [_saying(part, cut=cut), _saying(DONE[api])]
     code, events = _play(gateway, capsys, "--api", api, *mode)
-    assert (code, [event["event"] for event in events]) == (0, ["call", "done"])
+    assert (code, [event["type"] for event in events]) == (0, ["call", "done"])
     assert gateway.received[0].raw == gateway.received[1].raw
 
 
@@ -124,7 +124,7 @@ def test_r4_an_answer_that_never_comes_whole_ends_the_task(
 ) -> None:
     gateway.scripts += [_saying(TWO_CALLS["chat"][:1])] * 4
     code, (end,) = _play(gateway, capsys, *mode)
-    assert (code, end["event"]) == (1, "failed")
+    assert (code, end["type"]) == (1, "failed")
     assert "not whole" in end["error"]
     assert len(gateway.received) == 4
 

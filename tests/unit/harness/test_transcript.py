@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the model saw, read from capture records."""
+"""What the model saw, read from capture records of every dialect."""
 
 import json
 from typing import Any
@@ -9,66 +9,105 @@ import pytest
 from rollout_router.harness.transcript import Ownership, ToolCall, Transcript, read_transcript
 
 
-def record(worker: str, epoch: int, messages: list[dict[str, Any]]) -> str:
-    return json.dumps(
+def read(*requests: dict[str, Any], owners: tuple[tuple[str, int], ...] = ()) -> Transcript:
+    owned = owners or (("ada", 1),) * len(requests)
+    return read_transcript(
+        json.dumps(
+            {
+                "worker_id": worker,
+                "claim_epoch": epoch,
+                "method": "POST",
+                "path": "/ng-rollout/r/v1/chat/completions",
+                "outcome": "completed",
+                "status": 200,
+                "request_text": json.dumps(request),
+                "request_sha256": "d",
+                "response": "data: x",
+            }
+        )
+        for request, (worker, epoch) in zip(requests, owned, strict=True)
+    )
+
+
+def in_chat(result: object) -> dict[str, Any]:
+    call = {"id": "c1", "function": {"name": "bash", "arguments": '{"a":1}'}}
+    return {
+        "messages": [
+            {"role": "user", "content": "go"},
+            {"role": "assistant", "content": None, "tool_calls": [call]},
+            {"role": "tool", "tool_call_id": "c1", "content": result},
+        ]
+    }
+
+
+IN_RESPONSES = {
+    "input": [
+        {"role": "user", "content": [{"type": "input_text", "text": "go"}]},
+        {"type": "function_call", "call_id": "c1", "name": "bash", "arguments": '{"a":1}'},
+        {"type": "function_call_output", "call_id": "c1", "output": "done\n"},
+    ]
+}
+IN_MESSAGES = {
+    "messages": [
+        {"role": "user", "content": "go"},
         {
-            "worker_id": worker,
-            "claim_epoch": epoch,
-            "outcome": "completed",
-            "request_sha256": f"{worker}{len(messages)}",
-            "request_text": json.dumps({"messages": messages}),
-        }
+            "role": "assistant",
+            "content": [{"type": "tool_use", "id": "c1", "name": "bash", "input": {"a": 1}}],
+        },
+        {
+            "role": "user",
+            "content": [
+                {
+                    "type": "tool_result",
+                    "tool_use_id": "c1",
+                    "content": [{"type": "text", "text": "done\n"}],
+                }
+            ],
+        },
+    ]
+}
+
+
+@pytest.mark.parametrize(
+    "request_",
+    [in_chat("done\n"), in_chat([{"type": "text", "text": "done\n"}]), IN_RESPONSES, IN_MESSAGES],
+    ids=["chat", "chat-parts", "responses", "messages"],
+)
+def test_a_tool_call_and_its_result_are_read_in_every_dialect(request_: dict[str, Any]) -> None:
+    call = read(request_).tool_calls["c1"]
+    assert (call.name, json.loads(call.arguments), call.result) == ("bash", {"a": 1}, "done\n")
+
+
+def test_the_first_result_counts_and_what_was_dropped_since_is_not_lost() -> None:
+    transcript = read(in_chat("done\n"), in_chat("[cleared]"), {"messages": []})
+    assert transcript.tool_calls == {
+        "c1": ToolCall(name="bash", arguments='{"a":1}', result="done\n")
+    }
+
+
+def test_a_call_whose_result_was_never_shown_has_none() -> None:
+    request = {"messages": in_chat("x")["messages"][:2]}
+    assert read(request).tool_calls["c1"].result is None
+
+
+def test_owners_are_counted_in_a_row() -> None:
+    empty: dict[str, Any] = {"messages": []}
+    owners = (("ada", 1), ("ada", 1), ("bob", 2), ("ada", 3))
+    assert read(empty, empty, empty, empty, owners=owners).owners == (
+        Ownership(worker_id="ada", claim_epoch=1, calls=2),
+        Ownership(worker_id="bob", claim_epoch=2, calls=1),
+        Ownership(worker_id="ada", claim_epoch=3, calls=1),
     )
 
 
-USER: dict[str, Any] = {"role": "user", "content": "go"}
-CALLS: dict[str, Any] = {
-    "role": "assistant",
-    "content": None,
-    "tool_calls": [
-        {"id": "2", "function": {"name": "bash", "arguments": '{"command":"b"}'}},
-        {"id": "1", "function": {"name": "read", "arguments": "{}"}},
-    ],
-}
-FIRST: dict[str, Any] = {
-    "role": "tool",
-    "tool_call_id": "1",
-    "content": [{"type": "text", "text": "one"}],
-}
-SECOND: dict[str, Any] = {"role": "tool", "tool_call_id": "2", "content": "two"}
+def test_the_path_is_that_of_the_dialect() -> None:
+    assert read({"messages": []}).calls[0].path == "chat/completions"
 
 
-def test_tool_calls_are_those_of_the_last_request_with_their_results() -> None:
-    records = [record("ada", 1, [USER]), record("bob", 2, [USER, CALLS, FIRST, SECOND])]
-    assert read_transcript(records) == Transcript(
-        bodies=("ada1", "bob4"),
-        outcomes=("completed", "completed"),
-        owners=(
-            Ownership(worker_id="ada", claim_epoch=1, calls=1),
-            Ownership(worker_id="bob", claim_epoch=2, calls=1),
-        ),
-        tool_calls=(
-            ToolCall(name="bash", arguments='{"command":"b"}', result="two"),
-            ToolCall(name="read", arguments="{}", result="one"),
-        ),
-    )
+def test_a_look_up_is_no_call_of_the_model() -> None:
+    assert read_transcript(['{"method":"GET","request_text":""}']).calls == ()
 
 
-def test_a_tool_call_whose_result_the_model_never_saw_has_none() -> None:
-    (first, second) = read_transcript([record("ada", 1, [USER, CALLS, SECOND])]).tool_calls
-    assert (first.result, second.result) == ("two", None)
-
-
-def test_an_owner_that_comes_back_is_another_stretch() -> None:
-    owners = [("ada", 1), ("ada", 1), ("bob", 2), ("ada", 3)]
-    found = read_transcript([record(worker, epoch, [USER]) for worker, epoch in owners]).owners
-    assert [(each.worker_id, each.calls) for each in found] == [("ada", 2), ("bob", 1), ("ada", 1)]
-
-
-def test_no_records_are_an_empty_transcript() -> None:
-    assert read_transcript([]) == Transcript(bodies=(), outcomes=(), owners=(), tool_calls=())
-
-
-def test_a_record_that_is_no_json_is_an_error() -> None:
-    with pytest.raises(ValueError, match="Expecting"):
-        read_transcript(["{"])
+def test_a_record_of_another_form_is_an_error() -> None:
+    with pytest.raises(KeyError):
+        read_transcript(['{"method":"POST","worker_id":"ada","claim_epoch":1}'])
