@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router bench``: what turns, claims and the hop cost, as ratios within one run."""
+"""``rollout-router bench``: what turns, claims, hop and deltas cost, as ratios within one run."""
 
 import json
 import logging
@@ -20,6 +20,7 @@ from rollout_router import __version__
 from rollout_router.bench.bodies import TURN_BYTES
 from rollout_router.bench.claims import CLAIM_WARM_UPS, ClaimCosts, choose_places, run_claims
 from rollout_router.bench.connection import BenchFailed
+from rollout_router.bench.deltas import DELTA_WARM_UPS, DeltaCosts, run_deltas
 from rollout_router.bench.hop import HOP_WARM_UPS, HopCosts, run_hop
 from rollout_router.bench.measure import Measured
 from rollout_router.bench.run import APP, WARM_UPS, Sized, run_bench
@@ -31,7 +32,7 @@ from rollout_router.processes import ServiceFailed
 __all__ = ["bench"]
 
 _SIZES: Final = "100000,500000,1000000,2000000"
-_PARTS: Final = ("turns", "claims", "hop", "start")
+_PARTS: Final = ("turns", "claims", "hop", "deltas", "start")
 _CLAIM_ROUNDS: Final = 10
 """So many rounds of claims for one of turns: those take microseconds, these milliseconds."""
 
@@ -63,6 +64,7 @@ class _Results:
     sizes: list[Sized]
     claims: list[ClaimCosts]
     hop: HopCosts
+    deltas: list[DeltaCosts]
     start: list[Measured]
     notes: list[str]  # which claims could not be measured, and why
 
@@ -79,7 +81,7 @@ class _Results:
 
 
 @click.command()
-@flag("--only", type=click.Choice(_PARTS), help="Measure one of the four.")
+@flag("--only", type=click.Choice(_PARTS), help="Measure one part of it.")
 @flag("--sizes", type=_Sizes(), default=_SIZES, help="Bytes of history, separated by commas.")
 @flag(
     "--claims",
@@ -91,7 +93,7 @@ class _Results:
     "--rounds",
     type=click.IntRange(1),
     default=100,
-    help="Measurements of each stage of a turn, of the hop and of the start; "
+    help="Measurements of each stage of a turn, of the hop, of a delta and of the start; "
     f"{_CLAIM_ROUNDS} times as many of a claim's.",
 )
 @flag(
@@ -104,7 +106,7 @@ class _Results:
 def bench(
     *, only: str | None, sizes: list[int], claims: int, rounds: int, work_dir: Path, as_json: bool
 ) -> None:
-    """Measure the stages of a turn by size of history, claims, the hop, and the shim's start.
+    """Measure the stages of a turn by size of history, claims, the hop, deltas, the shim's start.
 
     The application only reads the body and answers, so no model is measured. Claims are measured on
     disk and on tmpfs. Exit code 1: the owner's re-check of a claim missed its target, or something
@@ -124,6 +126,7 @@ def bench(
             hop=run_hop(work_dir.absolute(), rounds=rounds, say=_say)
             if "hop" in wanted
             else HopCosts(stages=[], cpu=[], notes=[]),
+            deltas=run_deltas(rounds=rounds, say=_say) if "deltas" in wanted else [],
             start=run_start(work_dir.absolute(), rounds=rounds, say=_say)
             if "start" in wanted
             else [],
@@ -182,6 +185,11 @@ def _document(results: _Results) -> dict[str, Any]:
             "warm_up_rounds": HOP_WARM_UPS,
             **asdict(results.hop),
         },
+        "deltas": {
+            "rounds": results.rounds,
+            "warm_up_rounds": DELTA_WARM_UPS,
+            "forms": [asdict(costs) for costs in results.deltas],
+        },
         "start": {
             "rounds": results.rounds,
             "warm_up_rounds": START_WARM_UPS,
@@ -213,6 +221,8 @@ def _print(results: _Results) -> None:
         if stages:
             title = f"the hop: {what} of a call; {results.rounds} rounds"
             console.print(_table(title, stages, unit="µs", per_ms=1000, digits=1))
+    if results.deltas:
+        console.print(_deltas_table(results.deltas, results.rounds))
     if results.start:
         title = f"the start of the shim; {results.rounds} rounds"
         console.print(_table(title, results.start, unit="ms", per_ms=1, digits=1))
@@ -232,6 +242,19 @@ def _table(title: str, stages: list[Measured], *, unit: str, per_ms: int, digits
         ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
         times = (f"{per_ms * time_ms:.{digits}f}" for time_ms in (row.median_ms, row.p99_ms))
         table.add_row(row.stage, *times, ratio, row.reference or "")
+    return table
+
+
+def _deltas_table(deltas: list[DeltaCosts], rounds: int) -> Table:
+    table = Table(title=f"deltas: bytes of a run, time of a call; {rounds} rounds")
+    table.add_column("form")
+    for name in ("bytes in full", "times fewer", "deflated", "time of sha256", "deflated"):
+        table.add_column(name, justify="right")
+    for costs in deltas:
+        fewer = (costs.bytes_full / sent for sent in (costs.bytes_plain, costs.bytes_deflated))
+        ratios = (stage.ratio for stage in costs.stages if stage.ratio is not None)
+        numbers = (*(f"{one:.1f}" for one in fewer), *(f"{one:.3g}" for one in ratios))
+        table.add_row(costs.form, f"{costs.bytes_full:,}", *numbers)
     return table
 
 

@@ -34,6 +34,7 @@ def test_every_stage_of_a_turn_has_a_ratio_to_its_reference_of_the_same_run() ->
     assert document["machine"]["cpus"] >= 1
     assert document["claims"]["stores"] == []
     assert document["hop"]["stages"] == document["hop"]["cpu"] == []
+    assert document["deltas"]["forms"] == []
     (sized,) = document["sizes"]
     assert sized["history_bytes"] == 20_000
     assert 0 < sized["frame_bytes"] < sized["body_bytes"]

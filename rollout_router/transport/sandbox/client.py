@@ -11,15 +11,22 @@ synchronous and take a lock only for the state, so that threads and event loops 
 """
 
 import contextlib
-import enum
 import json
 import threading
 from collections import OrderedDict
-from typing import Callable, Dict, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Dict, List, NamedTuple, Optional, Union
 
 from rollout_router.transport.sandbox.bases import Base, RecentBases, closest
-from rollout_router.transport.sandbox.frame import encode_frame
+from rollout_router.transport.sandbox.frame import encode_frame, undeflated_bytes
 from rollout_router.transport.sandbox.origins import Link, Origin
+from rollout_router.transport.sandbox.transitions import (
+    FRAMES,
+    TRANSITIONS,
+    Decision,
+    Effect,
+    Sent,
+    Signal,
+)
 from rollout_router.transport.sandbox.wire import (
     CONTENT_TYPE,
     EMPTY_SHA256,
@@ -60,75 +67,6 @@ _ORIGINS_MAX = 256
 _TALLIES_MAX = 4_096
 
 
-class Sent(enum.Enum):
-    """How a request went out."""
-
-    FULL = "full"  # the whole body, with keep
-    FRAME = "frame"
-    RESENT = "resent"  # the whole body with keep, in place of a frame
-    PLAIN = "plain"  # the whole body, and no word about history
-
-
-class Signal(enum.Enum):
-    """What an answer says about history."""
-
-    KEPT = "kept="  # with the digest of what was sent; another digest is no mark
-    RESYNC = "resync"  # with status 409; with another status it is no mark
-    NONE = "none"
-    MALFORMED = "400 delta_malformed"
-    OK = "unmarked 2xx"
-    REFUSED = "unmarked 400, 404, 415, 422"
-    OTHER = "unmarked, another status"
-
-
-class Decision(enum.Enum):
-    """What becomes of an answer."""
-
-    DELIVER = "deliver"
-    RESEND = "resend in full"
-    ABORT = "abort"
-
-
-class Effect(enum.Enum):
-    """What becomes of the state."""
-
-    NOTHING = "nothing"
-    LEARN = "on, base usable"
-    PROVE = "on, base usable, counters start again"
-    FORGET = "if its base is held: bases of the rollout dropped, off at the third in a row"
-    OFF = "off"
-
-
-TRANSITIONS: Dict[Tuple[Sent, Signal], Tuple[Decision, Effect]] = {
-    (Sent.FULL, Signal.KEPT): (Decision.DELIVER, Effect.LEARN),
-    (Sent.FULL, Signal.RESYNC): (Decision.RESEND, Effect.OFF),
-    (Sent.FULL, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.FULL, Signal.OK): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.FULL, Signal.REFUSED): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.FULL, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.FRAME, Signal.KEPT): (Decision.DELIVER, Effect.PROVE),
-    (Sent.FRAME, Signal.RESYNC): (Decision.RESEND, Effect.FORGET),
-    (Sent.FRAME, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.FRAME, Signal.MALFORMED): (Decision.RESEND, Effect.OFF),
-    (Sent.FRAME, Signal.OK): (Decision.ABORT, Effect.OFF),
-    (Sent.FRAME, Signal.REFUSED): (Decision.RESEND, Effect.OFF),
-    (Sent.FRAME, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.RESENT, Signal.KEPT): (Decision.DELIVER, Effect.LEARN),
-    (Sent.RESENT, Signal.RESYNC): (Decision.ABORT, Effect.OFF),
-    (Sent.RESENT, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.RESENT, Signal.OK): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.RESENT, Signal.REFUSED): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.RESENT, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.PLAIN, Signal.KEPT): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.PLAIN, Signal.RESYNC): (Decision.ABORT, Effect.OFF),
-    (Sent.PLAIN, Signal.NONE): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.PLAIN, Signal.OK): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.PLAIN, Signal.REFUSED): (Decision.DELIVER, Effect.NOTHING),
-    (Sent.PLAIN, Signal.OTHER): (Decision.DELIVER, Effect.NOTHING),
-}
-"""Every pair but MALFORMED without a frame, which cannot be signalled. docs/wire.md shows it."""
-
-
 class Outgoing(NamedTuple):
     """One request to send: the headers are whole, Content-Length included."""
 
@@ -139,6 +77,7 @@ class Outgoing(NamedTuple):
     rollout: str
     target: Base  # the body that the harness wrote
     original: Headers  # the headers that it came with
+    bytes_plain: int  # of the payload, had it not been compressed
     base: Optional[str] = None  # sha256 hex of what a frame copies from
 
 
@@ -165,6 +104,7 @@ class Tally(NamedTuple):
 
     calls: int
     bytes_sent: int  # what went over the wire, resends included
+    bytes_plain: int  # what would have gone with deflate off: the same requests, not compressed
     bytes_full: int  # what the harness wrote
     resyncs: int
 
@@ -188,7 +128,7 @@ def is_eligible(method: str, headers: Headers) -> bool:
 def wants_body(outgoing: Outgoing, status: int, headers: Headers) -> bool:
     """Whether :meth:`Client.settle` must see the answer's body, some hundred bytes, to decide."""
     return (
-        outgoing.sent is Sent.FRAME
+        outgoing.sent in FRAMES
         and status == 400  # noqa: PLR2004 - the status of delta_malformed
         and history_mark(headers) == NONE
     )
@@ -239,16 +179,12 @@ class Client:
             link = self._origin(origin).link
             bases = self._bases.of(origin, rollout)
         target = Base(sha256_hex(body), body)
-        frame = self._frame(bases, headers, target) if link is Link.ON else None
-        base: Optional[str] = None
-        if frame is not None:
-            sent, (base, payload) = Sent.FRAME, frame
-        else:
-            sent, payload = (Sent.PLAIN if link is Link.OFF else Sent.FULL), body
-        self.tally(rollout, bytes_sent=len(payload), bytes_full=len(body))
-        return _outgoing(
-            Outgoing(sent, headers, payload, origin, rollout, target, original=headers, base=base)
-        )
+        sent = Sent.PLAIN if link is Link.OFF else Sent.FULL
+        whole = Outgoing(sent, headers, body, origin, rollout, target, headers, len(body))
+        framed = self._framed(whole, Sent.FRAME, bases) if link is Link.ON else None
+        outgoing = _outgoing(framed or whole)
+        self._count(outgoing, calls=1, bytes_full=len(body))
+        return outgoing
 
     def settle(
         self, outgoing: Outgoing, status: int, headers: Headers, body: bytes = b""
@@ -269,19 +205,19 @@ class Client:
             return Deliver(without(headers, HISTORY_HEADER))
         if decision is Decision.ABORT:
             return Abort(f"{outgoing.sent.value} request answered {status}, {signal.value}")
+        body = outgoing.target.body
+        packed: Optional[Outgoing] = None
+        if decision is Decision.PACK and link is not Link.OFF and outgoing.base != EMPTY_SHA256:
+            packed = self._framed(outgoing, Sent.PACKED, [])
         sent = Sent.PLAIN if link is Link.OFF else Sent.RESENT
-        self._tally_resend(outgoing, resync=signal is Signal.RESYNC)
-        return ResendFull(_outgoing(outgoing._replace(sent=sent, payload=outgoing.target.body)))
+        whole = outgoing._replace(sent=sent, payload=body, bytes_plain=len(body), base=None)
+        again = _outgoing(packed or whole)
+        self._count(again, resyncs=signal is Signal.RESYNC)
+        return ResendFull(again)
 
     def tally(self, rollout: str, *, bytes_sent: int, bytes_full: int) -> None:
         """Count one call. :meth:`prepare` does it for its own; what passes through is told here."""
-        with self._lock:
-            old = self._tallies.pop(rollout, Tally(0, 0, 0, 0))
-            self._tallies[rollout] = Tally(
-                old.calls + 1, old.bytes_sent + bytes_sent, old.bytes_full + bytes_full, old.resyncs
-            )
-            if len(self._tallies) > _TALLIES_MAX:
-                self._tallies.popitem(last=False)
+        self._add(rollout, Tally(1, bytes_sent, bytes_sent, bytes_full, 0))
 
     def statistics(self) -> Dict[str, Tally]:
         """What each rollout has sent so far; of the 4,096 rollouts that called last."""
@@ -323,13 +259,12 @@ class Client:
         held = self._bases.of(outgoing.origin, outgoing.rollout)
         return outgoing.base in {EMPTY_SHA256, *(base.sha for base in held)}
 
-    def _frame(
-        self, bases: List[Base], headers: Headers, target: Base
-    ) -> Optional[Tuple[str, bytes]]:
-        """A frame and the digest of its base; None where the full body goes."""
-        types = header_values(headers, "Content-Type")
+    def _framed(self, outgoing: Outgoing, sent: Sent, bases: List[Base]) -> Optional[Outgoing]:
+        """The same request as a frame, on the empty base where there are none; None: in full."""
+        types = header_values(outgoing.original, "Content-Type")
+        target = outgoing.target
         try:
-            base = closest(bases, target.body) or Base(EMPTY_SHA256, b"")
+            base, delta = closest(bases, target.body)
             frame = encode_frame(
                 base.sha,
                 target.body,
@@ -337,28 +272,36 @@ class Client:
                 content_type=types[0] if types else None,
                 deflate=self._deflate,
                 target_sha=target.sha,
+                known=delta,
             )
         except Exception as error:  # noqa: BLE001 - S5: whatever fails here, the full body goes
             if self._on_failure is not None:
                 with contextlib.suppress(Exception):  # S5 holds for the telling as well
                     self._on_failure(error)
             return None
-        return None if frame is None else (base.sha, frame)
+        if frame is None:
+            return None
+        plain = min(undeflated_bytes(frame, len(delta.inserted)), len(target.body))
+        return outgoing._replace(sent=sent, payload=frame, base=base.sha, bytes_plain=plain)
 
-    def _tally_resend(self, outgoing: Outgoing, *, resync: bool) -> None:
+    def _count(
+        self, outgoing: Outgoing, *, calls: int = 0, bytes_full: int = 0, resyncs: int = 0
+    ) -> None:
+        sent = len(outgoing.payload), outgoing.bytes_plain
+        self._add(outgoing.rollout, Tally(calls, *sent, bytes_full, resyncs))
+
+    def _add(self, rollout: str, more: Tally) -> None:
         with self._lock:
-            old = self._tallies.get(outgoing.rollout)
-            if old is not None:
-                self._tallies[outgoing.rollout] = old._replace(
-                    bytes_sent=old.bytes_sent + len(outgoing.target.body),
-                    resyncs=old.resyncs + resync,
-                )
+            old = self._tallies.pop(rollout, Tally(0, 0, 0, 0, 0))
+            self._tallies[rollout] = Tally(*map(sum, zip(old, more)))
+            if len(self._tallies) > _TALLIES_MAX:
+                self._tallies.popitem(last=False)
 
 
 def _outgoing(outgoing: Outgoing) -> Outgoing:
     """Complete the headers for what is sent."""
     headers = replaced(outgoing.original, "Content-Length", str(len(outgoing.payload)))
-    if outgoing.sent is Sent.FRAME:
+    if outgoing.sent in FRAMES:
         headers = replaced(headers, "Content-Type", CONTENT_TYPE)
     elif outgoing.sent is not Sent.PLAIN:
         headers.append((HISTORY_HEADER, KEEP))

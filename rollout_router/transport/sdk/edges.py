@@ -14,7 +14,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import anyio.to_thread
 
-from rollout_router.transport.sandbox.client import Abort, Deliver, Outgoing, wants_body
+from rollout_router.transport.sandbox.client import (
+    Abort,
+    Deliver,
+    Outgoing,
+    ResendFull,
+    wants_body,
+)
+from rollout_router.transport.sandbox.wire import Headers
 from rollout_router.transport.sdk.decide import Asked, Pass, Sender, Settings, is_short
 from rollout_router.transport.sdk.messages import (
     aborted,
@@ -33,6 +40,7 @@ __all__ = ["ENCODE_IN_THREAD_BYTES", "AsyncEdge", "Edge"]
 ENCODE_IN_THREAD_BYTES = 256 * 1024
 """A longer body is hashed and encoded beside the event loop. Up to here a turn holds the loop for
 less than a millisecond, and a whole new conversation, which is compressed, for five; measured."""
+_RESYNC = 409
 
 
 class _Sending:
@@ -146,7 +154,7 @@ class AsyncEdge(_Sending):
                 short = is_short(headers)
                 wanted = short and wants_body(plan, status, headers)
                 looked = await _aread(answer) if wanted else None
-                step = self._sender.settle(plan, status, headers, looked or b"")
+                step = await self._settle(plan, status, headers, looked or b"")
                 if isinstance(step, Deliver):
                     dropped = False
                     return handed_on(hx, answer, step.headers, looked)
@@ -168,6 +176,15 @@ class AsyncEdge(_Sending):
         if len(what.body or b"") <= ENCODE_IN_THREAD_BYTES:
             return self._sender.plan(what)
         return await anyio.to_thread.run_sync(self._sender.plan, what)
+
+    async def _settle(
+        self, plan: Outgoing, status: int, headers: Headers, looked: bytes
+    ) -> Deliver | ResendFull | Abort:
+        """A resync has the whole body compressed; no other answer costs anything."""
+        settle = self._sender.settle
+        if status != _RESYNC or len(plan.target.body) <= ENCODE_IN_THREAD_BYTES:
+            return settle(plan, status, headers, looked)
+        return await anyio.to_thread.run_sync(settle, plan, status, headers, looked)
 
 
 def _read(answer: Any) -> bytes:

@@ -60,7 +60,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 class Owner(http.server.BaseHTTPRequestHandler):
-    """Keeps the last body and rebuilds the next one; loses it once."""
+    """Keeps the last body and rebuilds the next one; loses the third."""
 
     protocol_version = "HTTP/1.1"
     bodies: list[bytes]
@@ -70,11 +70,13 @@ class Owner(http.server.BaseHTTPRequestHandler):
         body = self.rfile.read(int(self.headers["Content-Length"]))
         framed = self.headers["Content-Type"] == wire.CONTENT_TYPE
         self.kinds.append("frame" if framed else str(self.headers[wire.HISTORY_HEADER]))
-        if framed and len(self.bodies) == 3 and self.kinds.count("keep") == 1:
-            self.answer(409, wire.RESYNC)
-            return
         if framed:
-            body = rebuild(parse_frame(body, length_max=1 << 20), self.bodies[-1])
+            frame = parse_frame(body, length_max=1 << 20)
+            if len(self.bodies) == 3 and frame.base != wire.EMPTY_SHA256:
+                self.answer(409, wire.RESYNC)
+                return
+            base = b"" if frame.base == wire.EMPTY_SHA256 else self.bodies[-1]
+            body = rebuild(frame, base)
         self.bodies.append(body)
         self.answer(200, wire.KEPT + wire.sha256_hex(body))
 
@@ -140,7 +142,7 @@ def test_s1_a_conversation_goes_out_as_deltas_and_the_harness_notices_nothing(
     written = f"rollout-router shim: statistics written to {statistics}\n"
     assert (process.returncode, errors) == (0, written)
     assert Owner.bodies == TURNS
-    assert Owner.kinds == ["keep", "frame", "frame", "frame", "keep", "frame"]
+    assert Owner.kinds == ["keep", "frame", "frame", "frame", "frame", "frame"]
     assert json.loads(statistics.read_text())["rollouts"]["r1"]["resyncs"] == 1
 
 

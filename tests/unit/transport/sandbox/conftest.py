@@ -92,8 +92,12 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body if self.command != "HEAD" else b"")
 
-    def begin_stream(self) -> None:
+    def begin_stream(self, received: Received | None = None) -> None:
+        """Begin to stream; that the body of the frame *received* is held is said, too."""
         self.send_response(200)
+        if received is not None:
+            target = parse_frame(received.raw, length_max=1 << 26).target
+            self.send_header(wire.HISTORY_HEADER, wire.KEPT + target)
         self.send_header("Content-Type", "text/event-stream")
         self.send_header("Transfer-Encoding", "chunked")
         self.end_headers()

@@ -1,5 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
+import random
+
+import pytest
+
+from rollout_router.transport.sandbox import bases as bases_module
 from rollout_router.transport.sandbox.bases import Base, RecentBases, closest
+from rollout_router.transport.sandbox.delta import Delta, encode
+from rollout_router.transport.sandbox.wire import EMPTY_SHA256
 
 
 def base(name: str, size: int = 10) -> Base:
@@ -73,10 +80,53 @@ def test_s4_bases_are_per_origin_and_rollout() -> None:
 
 
 def test_the_closest_base_begins_most_like_the_body() -> None:
-    bases = [Base("new", b"abXX"), Base("old", b"abcX"), Base("older", b"abcY")]
+    bodies = {"new": b"XX", "old": SAME + b"X", "older": SAME + b"Y"}
+    bases = [Base(name, b"ab" + body) for name, body in bodies.items()]
 
-    chosen = closest(bases, b"abcd")
+    assert closest(bases, b"ab" + SAME + b"d").base.sha == "old"
+    assert closest([], b"abcd").base == Base(EMPTY_SHA256, b"")
 
-    assert chosen is not None
-    assert chosen.sha == "old"
-    assert closest([], b"abcd") is None
+
+def test_of_two_that_begin_alike_the_closest_base_ends_like_the_body() -> None:
+    bases = [Base("new", b"abX-tail"), Base("old", b"abY" + SAME)]
+
+    assert closest(bases, b"ab" + SAME).base.sha == "old"
+
+
+def test_a_few_bytes_more_in_common_are_chance_and_the_newest_is_closest() -> None:
+    bases = [Base("new", SAME + b"X"), Base("old", SAME + b"dd")]
+
+    assert closest(bases, SAME + b"ddd").base.sha == "new"
+
+
+SAME = b"as much as would not be in common by chance, which is " * 3
+
+
+def noise(seed: int, size: int = 4_000) -> bytes:
+    return random.Random(seed).randbytes(size)  # noqa: S311 - test data
+
+
+def test_where_ends_tell_nothing_the_closest_base_holds_the_middle() -> None:
+    tools = noise(0)
+    bases = [Base(f"{seed}", b"Now: 12:0%d" % seed + noise(seed) + tools) for seed in (1, 2, 3)]
+
+    choice = closest(bases, b"Now: 12:09" + noise(3) + noise(9, 400) + tools)
+
+    assert choice.base.sha == "3"
+    assert len(choice.delta.inserted) < 500
+
+
+def test_where_nothing_is_in_common_one_delta_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[bytes] = []
+
+    def count(base: bytes, body: bytes) -> Delta:
+        made.append(base)
+        return encode(base, body)
+
+    monkeypatch.setattr(bases_module, "encode", count)
+    bases = [Base(f"{seed}", noise(seed)) for seed in range(4)]
+
+    closest(bases, noise(9))
+    assert len(made) == 1
+    closest(bases, noise(9) + noise(2) + noise(1, 60))
+    assert len(made) == 3  # the first says little, another one holds samples of the rest

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 import itertools
+import random
 import threading
+from collections.abc import Iterator
 from typing import NoReturn
 
 import pytest
 
+from rollout_router.bench.forms import FORMS
 from rollout_router.transport.sandbox import client as client_module
 from rollout_router.transport.sandbox.bases import Base
 from rollout_router.transport.sandbox.client import (
@@ -22,8 +25,9 @@ from rollout_router.transport.sandbox.client import (
     is_eligible,
     wants_body,
 )
-from rollout_router.transport.sandbox.frame import parse_frame, rebuild
+from rollout_router.transport.sandbox.frame import encode_frame, parse_frame, rebuild
 from rollout_router.transport.sandbox.origins import Link
+from rollout_router.transport.sandbox.transitions import FRAMES
 from rollout_router.transport.sandbox.wire import (
     CONTENT_TYPE,
     EMPTY_SHA256,
@@ -88,20 +92,54 @@ def turn_off(client: Client) -> None:
 
 def test_s4_every_pair_of_request_and_signal_has_a_row() -> None:
     pairs = set(itertools.product(Sent, Signal))
-    impossible = {(sent, Signal.MALFORMED) for sent in Sent if sent is not Sent.FRAME}
+    impossible = {(sent, Signal.MALFORMED) for sent in Sent if sent not in FRAMES}
 
     assert set(TRANSITIONS) == pairs - impossible
 
 
 def test_s1_no_row_delivers_a_resync_and_only_one_full_resend_follows() -> None:
+    after = {Sent.FULL: Decision.RESEND, Sent.FRAME: Decision.PACK}
     for sent in Sent:
         decision, _ = TRANSITIONS[sent, Signal.RESYNC]
-        resends = sent in {Sent.FULL, Sent.FRAME}
-        assert decision is (Decision.RESEND if resends else Decision.ABORT)
+        assert decision is after.get(sent, Decision.ABORT)
+
+
+NOTHING_RAN = {Signal.RESYNC, Signal.MALFORMED, Signal.REFUSED}
+
+
+def sent_after(sent: Sent, signal: Signal) -> set[Sent]:
+    """What may go in place of a request, by its row."""
+    decision, effect = TRANSITIONS[sent, signal]
+    if decision is Decision.RESEND:
+        return {Sent.PLAIN} if effect is Effect.OFF else {Sent.RESENT, Sent.PLAIN}
+    return {Sent.PACKED, Sent.RESENT, Sent.PLAIN} if decision is Decision.PACK else set()
+
+
+def test_s3_what_is_sent_again_did_not_run_and_at_most_three_go_out() -> None:
+    longest = {
+        sent: max(len(way) for way in ways(sent)) for sent in (Sent.FULL, Sent.FRAME, Sent.PLAIN)
+    }
+
+    assert longest == {Sent.FULL: 2, Sent.FRAME: 3, Sent.PLAIN: 1}
+    assert {s for (_, s), (d, _) in TRANSITIONS.items() if d in RESENDS} == NOTHING_RAN
+    assert max(ways(Sent.FRAME), key=len) == [Sent.FRAME, Sent.PACKED, Sent.PLAIN]
+
+
+RESENDS = {Decision.RESEND, Decision.PACK}
+
+
+def ways(sent: Sent) -> Iterator[list[Sent]]:
+    """All that may go out for one request of the harness."""
+    yield [sent]
+    for signal in Signal:
+        if (sent, signal) in TRANSITIONS:
+            for following in sent_after(sent, signal):
+                yield from ([sent, *way] for way in ways(following))
 
 
 def test_s4_no_row_delivers_a_success_of_a_frame_that_was_not_understood() -> None:
-    assert TRANSITIONS[Sent.FRAME, Signal.OK] == (Decision.ABORT, Effect.OFF)
+    for sent in FRAMES:
+        assert TRANSITIONS[sent, Signal.OK] == (Decision.ABORT, Effect.OFF)
 
 
 def test_s4_an_unknown_origin_gets_the_full_body_with_keep(client: Client) -> None:
@@ -178,20 +216,85 @@ def test_s4_the_mark_is_removed_before_the_harness_sees_the_answer(client: Clien
     assert decision == Deliver([("Content-Type", "application/json")])
 
 
-def test_s1_a_resync_leads_to_one_full_resend_with_keep(client: Client) -> None:
+def test_s1_without_deflate_a_resync_leads_to_one_full_resend_with_keep(clock: Clock) -> None:
+    client = Client(clock=clock, deflate=False)
     turn_on(client)
-    frame = send(client, TWO)
 
-    decision = client.settle(frame, 409, mark("resync"))
+    again = resync(client, send(client, TWO))
 
-    assert isinstance(decision, ResendFull)
-    again = decision.outgoing
     assert (again.sent, again.payload) == (Sent.RESENT, TWO)
     assert header_values(again.headers, "Content-Type") == ["application/json"]
     assert header_values(again.headers, HISTORY_HEADER) == ["keep"]
     assert header_values(again.headers, "Content-Length") == [str(len(TWO))]
     assert isinstance(client.settle(again, 200, kept(TWO)), Deliver)
     assert send(client, THREE).sent is Sent.FRAME
+
+
+def test_s1_a_resync_leads_to_one_full_resend_compressed_on_the_empty_base(client: Client) -> None:
+    turn_on(client)
+
+    again = resync(client, send(client, TWO))
+
+    assert again.sent is Sent.PACKED
+    frame = parse_frame(again.payload, length_max=1 << 20)
+    assert (frame.base, rebuild(frame, b"")) == (EMPTY_SHA256, TWO)
+    assert len(again.payload) < len(TWO)
+    assert header_values(again.headers, "Content-Type") == [CONTENT_TYPE]
+    assert header_values(again.headers, HISTORY_HEADER) == []
+    assert header_values(again.headers, "Content-Length") == [str(len(again.payload))]
+    assert isinstance(client.settle(again, 200, kept(TWO)), Deliver)
+    assert base_of(send(client, THREE)) == sha256_hex(TWO)
+
+
+def test_d3_a_body_that_packing_makes_no_shorter_is_resent_in_full(client: Client) -> None:
+    noise = b'{"messages":["' + random.Random(1).randbytes(900) + b'"]}'  # noqa: S311 - test data
+    succeed(client, noise)
+
+    again = resync(client, send(client, noise + b"."))
+
+    assert (again.sent, again.payload) == (Sent.RESENT, noise + b".")
+
+
+def packed(client: Client) -> Outgoing:
+    turn_on(client)
+    again = resync(client, send(client, TWO))
+    assert again.sent is Sent.PACKED
+    return again
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "headers"),
+    [(status, b"", []) for status in (400, 404, 415, 422)]
+    + [(400, b'{"error":{"code":"delta_malformed"}}', mark("none"))],
+)
+def test_s4_a_packed_body_that_did_not_run_goes_once_more_and_plain(
+    client: Client, status: int, body: bytes, headers: Headers
+) -> None:
+    again = packed(client)
+    assert wants_body(again, status, headers) is bool(headers)
+
+    decision = client.settle(again, status, headers, body)
+
+    assert isinstance(decision, ResendFull)
+    plain = decision.outgoing
+    assert (plain.sent, plain.payload, client.link(ORIGIN)) == (Sent.PLAIN, TWO, Link.OFF)
+    assert isinstance(client.settle(plain, status, headers, body), Deliver)
+
+
+@pytest.mark.parametrize(("status", "headers"), [(409, mark("resync")), (200, [])])
+def test_s4_a_packed_body_that_was_not_understood_is_aborted(
+    client: Client, status: int, headers: Headers
+) -> None:
+    again = packed(client)
+
+    assert isinstance(client.settle(again, status, headers), Abort)
+    assert client.link(ORIGIN) is Link.OFF
+
+
+@pytest.mark.parametrize("status", [401, 409, 410, 413, 429, 500, 503])
+def test_s3_any_other_answer_to_a_packed_body_is_handed_on(client: Client, status: int) -> None:
+    assert isinstance(client.settle(packed(client), status, []), Deliver)
+    assert client.link(ORIGIN) is Link.ON
 
 
 def test_s1_a_resync_of_the_resend_is_never_delivered(client: Client) -> None:
@@ -223,7 +326,7 @@ def test_s4_three_resyncs_in_a_row_turn_it_off(client: Client) -> None:
         sent.append(decision.outgoing.sent)
         client.settle(decision.outgoing, 200, kept(body))
 
-    assert sent == [Sent.RESENT, Sent.RESENT, Sent.PLAIN]
+    assert sent == [Sent.PACKED, Sent.PACKED, Sent.PLAIN]
     assert client.link(ORIGIN) is Link.OFF
 
 
@@ -244,7 +347,7 @@ def test_s4_one_loss_counts_once_however_many_calls_are_under_way(client: Client
 
     resent = [resync(client, frame) for frame in frames]
 
-    assert [outgoing.sent for outgoing in resent] == [Sent.RESENT] * 5
+    assert [outgoing.sent for outgoing in resent] == [Sent.PACKED] * 5
     assert client.link(ORIGIN) is Link.ON
 
 
@@ -498,21 +601,42 @@ def test_s4_what_is_not_eligible(method: str, headers: Headers) -> None:
     assert is_eligible("POST", HEADERS)
 
 
-def test_the_tally_counts_bodies_and_resyncs(client: Client) -> None:
+@pytest.mark.parametrize("deflate", [False, True])
+def test_the_tally_counts_bodies_and_resyncs(clock: Clock, *, deflate: bool) -> None:
+    client = Client(clock=clock, deflate=deflate)
     turn_on(client)
     frame = send(client, TWO)
-    client.settle(frame, 409, mark("resync"))
+    again = resync(client, frame)
     client.tally("other", bytes_sent=5, bytes_full=5)
 
+    undeflated = encode_frame(
+        sha256_hex(ONE), TWO, ONE, content_type="application/json", deflate=False
+    )
+    assert undeflated is not None
     assert client.statistics() == {
         "r": Tally(
             calls=2,
-            bytes_sent=len(ONE) + len(frame.payload) + len(TWO),
+            bytes_sent=len(ONE) + len(frame.payload) + len(again.payload),
+            bytes_plain=len(ONE) + len(undeflated) + len(TWO),
             bytes_full=len(ONE) + len(TWO),
             resyncs=1,
         ),
-        "other": Tally(calls=1, bytes_sent=5, bytes_full=5, resyncs=0),
+        "other": Tally(calls=1, bytes_sent=5, bytes_plain=5, bytes_full=5, resyncs=0),
     }
+
+
+def test_a_run_with_deflate_counts_what_one_without_sends(clock: Clock) -> None:
+    tallies = []
+    for deflate in (False, True):
+        client = Client(clock=clock, deflate=deflate)
+        for body in FORMS["metadata in random order"]():
+            outgoing = send(client, body)
+            client.settle(outgoing, 200, kept(body))
+        tallies.append(client.statistics()["r"])
+    plain, deflated = tallies
+
+    assert plain.bytes_sent == plain.bytes_plain == deflated.bytes_plain
+    assert deflated.bytes_sent < deflated.bytes_plain < deflated.bytes_full
 
 
 def test_threads_share_one_client(client: Client) -> None:

@@ -150,6 +150,7 @@ def test_s2_histories_of_calls_at_once_do_not_mix_and_each_change_is_one_step(
     assert sorted(gateway.bodies) == sorted(wanted)
     assert all(received.framed for received in gateway.received[1:])
     tally = shim.statistics()["rollouts"]["r1"]
+    assert tally.pop("bytes_plain") > tally["bytes_sent"]
     assert tally == {
         "calls": 25,
         "bytes_full": sum(map(len, wanted)),

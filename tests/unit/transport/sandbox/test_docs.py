@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from rollout_router.transport.sandbox import frame as frame_module
 from rollout_router.transport.sandbox import wire
-from rollout_router.transport.sandbox.client import TRANSITIONS
 from rollout_router.transport.sandbox.flags import FLAGS
 from rollout_router.transport.sandbox.frame import parse_frame, rebuild
 from rollout_router.transport.sandbox.stages import Laps, Timings
+from rollout_router.transport.sandbox.transitions import TRANSITIONS
 
 PAGE = (Path(__file__).parents[4] / "docs" / "wire.md").read_text(encoding="utf-8")
 
@@ -66,3 +67,5 @@ def test_the_numbers_of_the_page_are_the_numbers_of_the_code() -> None:
     assert f"{wire.LINE_BYTES_MAX:,} bytes" in PAGE
     assert f"{wire.OPS_MAX:,} operations" in PAGE
     assert f"{wire.DICTIONARY_BYTES:,} bytes" in PAGE
+    for mark, most in frame_module.marks_max(wire.OPS_MAX).items():
+        assert f"{most:,} `{mark.decode()}`" in PAGE

@@ -93,7 +93,8 @@ def test_statistics_are_written_on_sigusr1_and_at_the_end(
     file = tmp_path / "statistics.json"
     process = start("--gateway", gateway.url, "--statistics-file", str(file))
     port = ready(process)["port"]
-    one = {"calls": 1, "bytes_sent": len(BODY), "bytes_full": len(BODY), "resyncs": 0}
+    sizes = dict.fromkeys(("bytes_sent", "bytes_plain", "bytes_full"), len(BODY))
+    one = {"calls": 1, **sizes, "resyncs": 0}
 
     type(harness)(port).post(BODY)
     process.send_signal(signal.SIGUSR1)

@@ -101,7 +101,7 @@ def test_a_call_leaves_a_line_with_its_stages(
     ] == [
         ("r1", "full", full, full),
         ("r1", "frame", full + 1, sent[1]),
-        ("r1", "resent", full + 1, sent[2] + full + 1),
+        ("r1", "packed", full + 1, sent[2] + sent[3]),
         (None, "passed", full, full),
     ]
     for line in lines:

@@ -89,7 +89,13 @@ def test_s4_what_is_not_eligible_passes_as_it_came(changes: dict[str, Any]) -> N
 def test_what_passes_is_counted(body: bytes | None, headers: wire.Headers, size: int) -> None:
     sender = Sender(body_bytes_max=len(BODY))
     sender.plan(asked(body=body, headers=headers))
-    counted = {"calls": 1, "bytes_sent": size, "bytes_full": size, "resyncs": 0}
+    counted = {
+        "calls": 1,
+        "bytes_sent": size,
+        "bytes_plain": size,
+        "bytes_full": size,
+        "resyncs": 0,
+    }
     assert sender.statistics() == {"rollouts": {"r1": counted}}
 
 
