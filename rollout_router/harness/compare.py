@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 from rollout_router.harness.normal import normalised, same
-from rollout_router.harness.plan import FLOORS, Mode
+from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.port import Told
 from rollout_router.harness.scenario import ANSWER_ID, Scenario
 from rollout_router.harness.transcript import Recorded, Transcript
@@ -68,13 +68,19 @@ class Run:
     calls: int  # that the sandbox side sent on
     bytes_full: int  # of the request bodies that the harness wrote
     bytes_sent: int  # of the request bodies that left the sandbox, resends included
+    bytes_plain: int  # the same, had nothing been compressed
     resyncs: int
     timings: tuple[Mapping[str, Any], ...]  # a call each; empty where nobody measured
 
     @property
     def times_fewer(self) -> float:
         """Bytes that the harness wrote for each one that was sent."""
-        return self.bytes_full / self.bytes_sent if self.bytes_sent else 0.0
+        return self.bytes_full / self.bytes_sent
+
+    @property
+    def times_fewer_plain(self) -> float:
+        """The same, had nothing been compressed."""
+        return self.bytes_full / self.bytes_plain
 
 
 def faults(run: Run, scenario: Scenario) -> list[Finding]:
@@ -181,9 +187,13 @@ def _byte_faults(run: Run) -> list[str]:
         found.append(f"{run.resyncs} resyncs, expected {resyncs}")
     if not run.mode.deltas and run.bytes_sent != run.bytes_full:
         found.append(f"{run.bytes_sent} were sent for {run.bytes_full}")
-    floor = FLOORS.get((run.scenario, run.mode), 1.0)
-    if run.mode.deltas and run.times_fewer < floor:
-        found.append(f"{run.times_fewer:.1f} times fewer, expected {floor:.0f} times or more")
+    for what, times, floors in (
+        ("times fewer", run.times_fewer, FLOORS),
+        ("times fewer without compression", run.times_fewer_plain, PLAIN_FLOORS),
+    ):
+        floor = floors.get((run.scenario, run.mode), 1.0)
+        if run.mode.deltas and times < floor:
+            found.append(f"{times:.1f} {what}, expected {floor:.0f} or more")
     return found
 
 

@@ -55,8 +55,7 @@ class OpenAISdk:
         return [
             *(str(python(installed)), "-P", "-c", _RUN, str(_root())),
             *("--base-url", target.base_url, "--model", target.model),
-            *("--api", target.dialect.value, *(() if target.deflate else ("--no-deflate",))),
-            f"--prompt={prompt}",
+            *("--api", target.dialect.value, f"--prompt={prompt}"),
         ]
 
     def read(self, lines: Iterable[str]) -> Told:

@@ -10,7 +10,7 @@ from typing import Final
 
 from rollout_router.harness.port import CONTEXT_LLM_TOKENS
 
-__all__ = ["FLOORS", "KILLS", "MODES", "Mode", "context_llm_tokens"]
+__all__ = ["FLOORS", "KILLS", "MODES", "PLAIN_FLOORS", "Mode", "context_llm_tokens"]
 
 
 class Mode(Enum):
@@ -18,7 +18,6 @@ class Mode(Enum):
 
     FULL = "in full"
     DELTAS = "deltas"
-    PLAIN_DELTAS = "deltas, not compressed"
     FULL_KILLED = "in full, owner killed"
     DELTAS_KILLED = "deltas, owner killed"
 
@@ -26,11 +25,6 @@ class Mode(Enum):
     def deltas(self) -> bool:
         """Whether the gateway takes deltas."""
         return self not in {Mode.FULL, Mode.FULL_KILLED}
-
-    @property
-    def deflate(self) -> bool:
-        """Whether the sandbox side compresses what it inserts."""
-        return self is not Mode.PLAIN_DELTAS
 
     @property
     def killed(self) -> bool:
@@ -51,11 +45,13 @@ KILLS: Final[Mapping[str, str]] = {"long": "10", "mixed": "4"}
 
 FLOORS: Final[Mapping[tuple[str, Mode], float]] = {
     ("long", Mode.DELTAS): 28.0,
-    ("long", Mode.PLAIN_DELTAS): 10.0,
     ("long", Mode.DELTAS_KILLED): 15.0,
     ("compaction", Mode.DELTAS): 12.0,
 }
 """How many times fewer bytes of bodies have to leave the sandbox than the harness wrote."""
+
+PLAIN_FLOORS: Final[Mapping[tuple[str, Mode], float]] = {("long", Mode.DELTAS): 10.0}
+"""The same, had nothing been compressed."""
 
 _SMALL: Final = 64_000  # so that ten steps are much more than what a harness keeps of its history
 _SMALLS: Final = {"hermes": 100_000}  # below, its room for the answer leaves none to compact for

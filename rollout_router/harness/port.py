@@ -43,7 +43,6 @@ class Target:
     dialect: Dialect
     api_key: str = "unused"
     context_llm_tokens: int = CONTEXT_LLM_TOKENS
-    deflate: bool = True  # for a harness that sends deltas itself: whether it compresses them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

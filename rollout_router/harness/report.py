@@ -9,7 +9,7 @@ from typing import Any, Final
 
 from rollout_router.harness.compare import ASPECTS, Finding, Run, differences, faults
 from rollout_router.harness.normal import RULES
-from rollout_router.harness.plan import FLOORS, Mode
+from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.port import Dialect
 from rollout_router.harness.scenario import Scenario
 
@@ -86,8 +86,11 @@ def _run(run: Run, found: Sequence[Finding]) -> dict[str, Any]:
         "usage": dict(run.told.usage),
         "bytes_full": run.bytes_full,
         "bytes_sent": run.bytes_sent,
+        "bytes_plain": run.bytes_plain,
         "times_fewer": round(run.times_fewer, 1),
+        "times_fewer_plain": round(run.times_fewer_plain, 1),
         "floor": FLOORS.get((run.scenario, run.mode)),
+        "floor_plain": PLAIN_FLOORS.get((run.scenario, run.mode)),
         "resyncs": run.resyncs,
         "killed": run.killed,
         "owners": [asdict(owner) for owner in run.transcript.owners],
@@ -150,7 +153,8 @@ def _byte_table(rows: _Rows) -> Table:
     return Table(
         title="Bytes of request bodies",
         columns=[
-            *("harness", "scenario", "run", "written", "sent", "times fewer", "at least", "resyncs")
+            *("harness", "scenario", "run", "written", "sent", "times fewer", "at least"),
+            *("not compressed", "times fewer", "at least", "resyncs"),
         ],
         rows=[
             [
@@ -159,13 +163,20 @@ def _byte_table(rows: _Rows) -> Table:
                 f"{run['bytes_full']:,}",
                 f"{run['bytes_sent']:,}",
                 f"{run['times_fewer']:.1f}",
-                "-" if run["floor"] is None else f"{run['floor']:.0f}",
+                _floor(run["floor"]),
+                f"{run['bytes_plain']:,}",
+                f"{run['times_fewer_plain']:.1f}",
+                _floor(run["floor_plain"]),
                 str(run["resyncs"]),
             ]
             for v, run in rows
-            if run["mode"] != Mode.FULL.value
+            if run["mode"] not in {Mode.FULL.value, Mode.FULL_KILLED.value}
         ],
     )
+
+
+def _floor(floor: float | None) -> str:
+    return "-" if floor is None else f"{floor:.0f}"
 
 
 def _stage_table(rows: _Rows) -> Table:

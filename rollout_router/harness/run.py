@@ -88,15 +88,15 @@ def run(
             *("--capture-dir", str(records), *flags),
         )
         stack.enter_context(_stopping(gateway.service))
-        shim = None if harness.in_process else _shim(folder, gateway.url, timings, mode)
-        if shim is not None:
+        shim = None
+        if not harness.in_process:
+            shim = Shim(folder, gateway.url, "--timings-file", str(timings))
             stack.enter_context(_stopping(shim.service))
         target = Target(
             base_url=f"{shim.url if shim else gateway.url}/ng-rollout/{rollout_id}/v1",
             model=_MODEL,
             dialect=dialect,
             context_llm_tokens=context,
-            deflate=mode.deflate,
         )
         setup = harness.set_up(PurePosixPath(home), target)
         _write(home, setup)
@@ -127,14 +127,10 @@ def run(
         calls=sent["calls"],
         bytes_full=sent["bytes_full"],
         bytes_sent=sent["bytes_sent"],
+        bytes_plain=sent["bytes_plain"],
         resyncs=sent["resyncs"],
         timings=tuple(map(json.loads, timings.read_text().splitlines())) if shim else (),
     )
-
-
-def _shim(folder: Path, gateway_url: str, timings: Path, mode: Mode) -> Shim:
-    flags = () if mode.deflate else ("--no-deflate",)
-    return Shim(folder, gateway_url, "--timings-file", str(timings), *flags)
 
 
 def _seen(line: str) -> Seen:

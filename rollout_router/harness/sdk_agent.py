@@ -24,10 +24,32 @@ import openai
 
 __all__ = ["main"]
 
-_INSTRUCTIONS = (
-    "You work on a task in a sandbox, with a shell. Look before you change anything, and say at the"
-    " end what you did."
-)
+_INSTRUCTIONS = """\
+You work on a task in a sandbox, with a shell. Nobody watches while you work, and nobody answers
+questions: decide yourself, and say at the end what you decided.
+
+How to work
+- Look before you change anything: list the folder, read the files that the task names and those
+  that use them, and find out how the project is built and tested.
+- Make a plan of a few steps, and take one at a time. After each step look at what it did.
+- Change as little as the task needs. Keep the style of the file that you change. Leave what you
+  did not break as it is, and tell about it instead.
+- Run the tests that cover your change before you are done, and those of the whole project where
+  they take minutes. A test that fails for another reason is worth a sentence, not a change.
+
+How to use the shell
+- Each command runs in a shell of its own, in the folder of the task. Variables and the working
+  directory do not last from one command to the next.
+- Commands must end by themselves: no editors, no pagers, no servers in the foreground. Give long
+  ones a time limit.
+- Output is cut off in the middle where it is very long. Ask for what you need: a range of lines,
+  the names of files, the last lines of a log.
+- Run commands that do not depend on one another in the same turn, side by side.
+
+How to end
+- Say in a few sentences what you changed and why, how you checked it, and what is left to do. Name
+  files by their path. Do not repeat their content.
+"""
 _SCHEMA = {
     "type": "object",
     "properties": {"command": {"type": "string", "description": "The command line."}},
@@ -170,7 +192,7 @@ class _Agent:
         if args.flavour != "none":
             flavour = importlib.import_module(f"rollout_router.transport.{name}")
             kind = flavour.AsyncDeltaTransport if args.asynchronous else flavour.DeltaTransport
-            self.transport = kind(rollout=args.rollout, deflate=not args.no_deflate)
+            self.transport = kind(rollout=args.rollout)
 
     def play(self) -> str:
         """Until the model calls no tool; gives what it said."""
@@ -291,7 +313,6 @@ def _parser() -> argparse.ArgumentParser:
         help="the HTTP library of the transport; none sends whole bodies",
     )
     parser.add_argument("--model", default="scripted")
-    parser.add_argument("--no-deflate", action="store_true", help="do not compress deltas")
     parser.add_argument("--prompt", required=True)
     parser.add_argument("--rollout", help="the id, where the base URL names none")
     parser.add_argument("--shell", default="bash", help="what runs the model's commands")

@@ -52,7 +52,8 @@ DELTAS = Run(
     calls=2,
     bytes_full=300,
     bytes_sent=200,
+    bytes_plain=250,
     resyncs=1,
     timings=(),
 )
-FULL = replace(DELTAS, mode=Mode.FULL_KILLED, bytes_sent=300, resyncs=0)
+FULL = replace(DELTAS, mode=Mode.FULL_KILLED, bytes_sent=300, bytes_plain=300, resyncs=0)

@@ -2,6 +2,7 @@
 """The comparison of two runs: silent where they are the same, and one sentence a difference."""
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from support.runs import CALLS, DELTAS, FIRST, FULL, LAST, SCENARIO, recorded
 
 from rollout_router.harness.compare import ASPECTS, Run, Seen, differences, faults
-from rollout_router.harness.plan import FLOORS, Mode
+from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.scenario import Fault
 from rollout_router.harness.transcript import Ownership
 
@@ -78,6 +79,7 @@ def test_h1_runs_that_saw_the_same_have_no_differences() -> None:
         (replace(DELTAS, resyncs=0), "bytes", "0 resyncs, expected 1"),
         (replace(DELTAS, resyncs=2), "bytes", "2 resyncs, expected 1"),
         (replace(DELTAS, bytes_sent=301), "bytes", "1.0 times fewer, expected 1"),
+        (replace(DELTAS, bytes_plain=301), "bytes", "1.0 times fewer without compression"),
         (replace(FULL, resyncs=1), "bytes", "1 resyncs, expected 0"),
         (replace(FULL, bytes_sent=299), "bytes", "299 were sent for 300"),
     ],
@@ -107,13 +109,19 @@ def test_what_a_scenario_asks_for_is_no_fault() -> None:
     assert faults(run, faulty) == []
 
 
-@pytest.mark.parametrize(("scenario", "mode"), FLOORS)
-def test_too_many_bytes_are_a_fault(scenario: str, mode: Mode) -> None:
-    floor = FLOORS[scenario, mode]
-    run = replace(DELTAS, scenario=scenario, mode=mode, bytes_full=1000)
-    few = replace(run, bytes_sent=int(1000 / floor))
-    many = replace(run, bytes_sent=int(1000 / floor) + 1)
-    assert len(faults(many, SCENARIO)) == len(faults(few, SCENARIO)) + 1
+@pytest.mark.parametrize(("floors", "sent"), [(FLOORS, "sent"), (PLAIN_FLOORS, "plain")])
+def test_too_many_bytes_are_a_fault(floors: Mapping[tuple[str, Mode], float], sent: str) -> None:
+    for (scenario, mode), floor in floors.items():
+        run = replace(
+            DELTAS, scenario=scenario, mode=mode, bytes_full=1000, bytes_sent=1, bytes_plain=1
+        )
+        few = run_sending(run, sent, int(1000 / floor))
+        many = run_sending(run, sent, int(1000 / floor) + 1)
+        assert len(faults(many, SCENARIO)) == len(faults(few, SCENARIO)) + 1
+
+
+def run_sending(run: Run, name: str, count: int) -> Run:
+    return replace(run, bytes_sent=count) if name == "sent" else replace(run, bytes_plain=count)
 
 
 @pytest.mark.parametrize(

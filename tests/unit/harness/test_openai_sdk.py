@@ -19,15 +19,6 @@ def lines(*events: object) -> list[str]:
     return [json.dumps(event) for event in events]
 
 
-@pytest.mark.parametrize(("deflate", "said"), [(True, False), (False, True)])
-def test_it_sends_deltas_itself_compressed_or_not(*, deflate: bool, said: bool) -> None:
-    target = Target(base_url="http://g/v1", model="m", dialect=Dialect.CHAT, deflate=deflate)
-    command = SDK.command(Path("/c"), target, "go")
-    assert ("--no-deflate" in command) is said
-    assert "http://g/v1" in command
-    assert SDK.in_process
-
-
 def test_the_key_is_in_the_environment() -> None:
     target = Target(base_url="http://g/v1", model="m", dialect=Dialect.CHAT, api_key="k")
     setup = SDK.set_up(PurePosixPath("/h"), target)

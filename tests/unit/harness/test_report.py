@@ -58,7 +58,10 @@ def test_bytes_stand_beside_what_they_may_be_at_most() -> None:
         DELTAS, scenario="long", mode=Mode.DELTAS, bytes_full=5_600, bytes_sent=100, resyncs=0
     )
     rows = table("Bytes", summarised(FULL, run)).rows
-    assert rows[-1] == ["pi, chat", "short", "deltas", "5,600", "100", "56.0", "28", "0"]
+    assert rows[-1] == [
+        *("pi, chat", "short", "deltas", "5,600", "100", "56.0", "28"),
+        *("250", "22.4", "10", "0"),
+    ]
 
 
 @pytest.mark.parametrize("forwarded", [False, True])
