@@ -62,7 +62,7 @@ class Step:
     """One thing to do."""
 
     kind: Kind = Kind.SHELL
-    output_bytes: int = 4_000  # of one command, roughly; no harness shortens that much
+    output_bytes: int = 5_000  # of one command, roughly; no harness shortens that much
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

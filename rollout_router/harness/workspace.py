@@ -3,9 +3,9 @@
 
 Its program ``step`` does one step: it notes it in ``log``, appends the step's text to its file in
 ``out``, so that a step that ran twice shows, and prints it. The texts look like what builds and
-tests print, and are the same in every run. zlib makes 4 KB of them 4.1 times shorter; it made
-recorded outputs of that size 2.6, 2.9 and 4.3 times shorter (quartiles), so figures that compress
-them are figures for such texts.
+tests print, and are the same in every run. zlib makes 5 KB of them 4.3 times shorter; it made
+recorded outputs of 3 to 6 KB 2.6, 2.9 and 4.3 times shorter (quartiles), so ratios that compress
+them are ratios for texts that compress well.
 """
 
 import random

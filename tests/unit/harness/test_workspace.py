@@ -38,7 +38,7 @@ def ran(work: Path, labels: list[str]) -> list[str]:
 @pytest.mark.parametrize(("labels", "subagents"), [(PLAIN, False), (DELEGATED, True)])
 def test_steps_in_order_are_right_work(work: Path, labels: list[str], *, subagents: bool) -> None:
     printed = ran(work, labels)
-    assert printed == [text_of(label, 4_000) for label in labels]
+    assert printed == [text_of(label, 5_000) for label in labels]
     assert verify(work, SHORT, subagents=subagents) == []
     assert verify(work, SHORT, subagents=not subagents) != []
 
@@ -107,13 +107,13 @@ def test_a_step_waits_once_where_it_is_to(work: Path) -> None:
         assert (work / "reached").read_text() == "2a\n"
         assert (work / "log").read_text() == "1\n"
         (work / "proceed").write_text("\n")
-        assert waiting.communicate()[0] == text_of("2a", 4_000)
+        assert waiting.communicate()[0] == text_of("2a", 5_000)
     assert not (work / "pause-at").exists()
     ran(work, ["2b", "3"])
     assert verify(work, SHORT, subagents=False) == []
 
 
-@pytest.mark.parametrize(("output_bytes", "ratio"), [(4_000, (2.6, 4.3)), (100_000, (4.4, 6.5))])
+@pytest.mark.parametrize(("output_bytes", "ratio"), [(5_000, (2.6, 4.3)), (100_000, (4.4, 6.5))])
 def test_what_a_step_prints_is_as_dense_as_real_outputs(
     output_bytes: int, ratio: tuple[float, float]
 ) -> None:
