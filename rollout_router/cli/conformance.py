@@ -11,8 +11,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -29,7 +28,7 @@ from rollout_router.harness.install import CannotInstall, install
 from rollout_router.harness.isolation import NotIsolated, isolate
 from rollout_router.harness.plan import MODES, Mode
 from rollout_router.harness.port import Dialect, Harness
-from rollout_router.harness.report import SCHEMA, Variant, markdown, summary, tables
+from rollout_router.harness.report import SCHEMA, Variant, findings, page, summary, tables
 from rollout_router.harness.run import RunFailed, run
 from rollout_router.harness.scenario import SCENARIOS, Scenario
 from rollout_router.processes import ServiceFailed
@@ -37,7 +36,6 @@ from rollout_router.processes import ServiceFailed
 __all__ = ["conformance"]
 
 _WIDTH = 200  # of tables that go into a file
-_SHOWN = 3  # findings of one kind of one run
 
 
 class _Names(click.ParamType[list[str]]):
@@ -133,7 +131,7 @@ def conformance(ctx: click.Context, /, **options: Any) -> None:
     else:
         _print(found)
     if options["evidence"]:
-        options["evidence"].write_text(_evidence(document))
+        options["evidence"].write_text(page(document))
     if document["findings"]:
         _say(f"what the runs left is in {folder}")
         sys.exit(ExitCode.FAILED)
@@ -242,36 +240,10 @@ def _print(found: list[dict[str, Any]]) -> None:
         for row in table.rows:
             shown.add_row(*map(printable, row))
         console.print(shown)
-    for line in _findings(found):
+    for line in findings(found):
         console.print(f"different: {printable(line)}")
-    if not _findings(found):
+    if not findings(found):
         console.print("no difference: the same requests, tool calls, answers and ends")
-
-
-def _findings(found: Iterable[Mapping[str, Any]]) -> list[str]:
-    """All findings, of each kind in each run the first ones alone; the document has the others."""
-    lines = []
-    for variant in found:
-        for run_ in variant["runs"]:
-            name = ", ".join(variant[key] for key in ("harness", "dialect", "scenario"))
-            seen: Counter[str] = Counter()
-            for finding in run_["findings"]:
-                seen[finding["aspect"]] += 1
-                if seen[finding["aspect"]] <= _SHOWN:
-                    about = f"{name}, {run_['mode']}: {finding['aspect']}"
-                    lines.append(f"{about}: {finding['text']}")
-    return lines
-
-
-def _evidence(document: Mapping[str, Any]) -> str:
-    versions = [f"- {name}: {value}" for name, value in document["versions"].items()]
-    for harness, packages in document["harnesses"].items():
-        versions.append(f"- {harness}: {', '.join(f'{n} {v}' for n, v in packages.items())}")
-    reached = "loopback alone" if document["loopback_only"] else "the machine's network too"
-    versions.append(f"- network that the harnesses could reach: {reached}")
-    found = [f"- {line}" for line in _findings(document["variants"])] or ["None."]
-    parts = ["## Versions", *versions, "", *map(markdown, tables(document["variants"]))]
-    return "\n".join([*parts, "### Findings", "", *found, ""])
 
 
 def _say(line: str) -> None:

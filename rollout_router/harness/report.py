@@ -13,9 +13,39 @@ from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.port import Dialect
 from rollout_router.harness.scenario import Scenario
 
-__all__ = ["SCHEMA", "Table", "Variant", "markdown", "summary", "tables"]
+__all__ = ["SCHEMA", "Table", "Variant", "findings", "page", "summary", "tables"]
 
 SCHEMA: Final = 2
+_SHOWN: Final = 3  # findings of one kind of one run
+_INTRODUCTION: Final = """\
+# Conformance
+
+What one run of `rollout-router conformance --evidence FILE` found; FILE is this page. Real
+harnesses played scripted tasks through the shim (the agents on the OpenAI SDK through a transport
+in their process) and a gateway of two workers. **No real model was called**: a scripted one asked
+for the tool calls. What the harnesses did with its answers, their requests, tools, retries and
+compactions, is their own.
+
+- *long*: 20 commands of 5 KB of output each, 21 calls. *mixed*: parallel tool calls, an output of
+  100 KB, a subagent where the harness has them. *compaction*: 30 commands; after each ten the
+  model says that the context is full, and the harness compacts. *faults*: a 503, a stream cut
+  within a tool call, a connection closed before an answer, a 429.
+- *in full*: deltas are off at the gateway (`--no-history-delta --route-always`). *owner killed*:
+  SIGKILL to the worker that owns the rollout, while a command runs between two calls.
+- Each run must end well alone: exit code, no retry or compaction but those that its scenario asks
+  for, every command ran once and in order, every record is what the model saw, and each answer
+  that the harness went on from stands in a record. It is compared with the run in full whose
+  owner lived.
+- *requests* are compared byte by byte; where that fails, under the rules of the last table.
+  Requests of parallel conversations are compared without their order.
+- The commands' output is compressed 4.3 times by zlib; recorded outputs of 3 to 6 KB 2.6, 2.9 and
+  4.3 times (quartiles). Ratios with compression are for texts like these. *not compressed* counts
+  what the same frames would have had.
+- Stages stand beside those of the run in full: *sandbox* in the shim, *gym* in the workers
+  ([cli](cli.md#serve---server-timing)). Nothing is decoded: no stage reads JSON of a body. An
+  agent on the SDK has no shim to measure.
+
+"""
 _SANDBOX: Final = {"local hop": "local_hop_ms", "delta": "delta_ms", "other": "other_ms"}
 _GYM: Final = ("claim", "admission", "read", "hop", "rebuild")
 
@@ -64,11 +94,46 @@ def tables(variants: Iterable[Mapping[str, Any]]) -> list[Table]:
     return [_difference_table(rows), _byte_table(rows), _stage_table(rows), _rule_table(rows)]
 
 
-def markdown(table: Table) -> str:
-    """A table as Markdown, under its title."""
+def findings(variants: Iterable[Mapping[str, Any]]) -> list[str]:
+    """A line a finding, of each kind in each run the first ones alone: the document has all."""
+    lines = []
+    for variant in variants:
+        for run in variant["runs"]:
+            name = ", ".join((*_name(variant), run["mode"]))
+            seen: Counter[str] = Counter()
+            for finding in run["findings"]:
+                seen[finding["aspect"]] += 1
+                if seen[finding["aspect"]] <= _SHOWN:
+                    lines.append(f"{name}: {finding['aspect']}: {finding['text']}")
+    return lines
+
+
+def page(document: Mapping[str, Any]) -> str:
+    """The document of a run as a page of Markdown."""
+    lines = [f"- {name}: {value}" for name, value in document["versions"].items()]
+    for harness, packages in document["harnesses"].items():
+        lines.append(f"- {harness}: {', '.join(f'{n} {v}' for n, v in packages.items())}")
+    reached = "loopback alone" if document["loopback_only"] else "the machine's network too"
+    lines.append(f"- network that the harnesses could reach: {reached}")
+    found = [f"- {line}" for line in findings(document["variants"])] or ["None."]
+    parts = [
+        _INTRODUCTION + "## Versions and configuration",
+        "",
+        *lines,
+        "",
+        "## Findings",
+        "",
+        *found,
+        "",
+    ]
+    return "\n".join([*parts, *map(_markdown, tables(document["variants"]))])
+
+
+def _markdown(table: Table) -> str:
+    """A table under its title."""
     lines = [table.columns, ["---"] * len(table.columns), *table.rows]
     text = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-    return f"### {table.title}\n\n{text}\n"
+    return f"## {table.title}\n\n{text}\n"
 
 
 _Rows = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]

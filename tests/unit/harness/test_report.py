@@ -11,7 +11,7 @@ from support.runs import DELTAS, FULL, SCENARIO
 from rollout_router.harness.compare import ASPECTS, Run
 from rollout_router.harness.plan import Mode
 from rollout_router.harness.port import Dialect
-from rollout_router.harness.report import Table, Variant, markdown, summary, tables
+from rollout_router.harness.report import Table, Variant, findings, page, summary, tables
 
 
 def call(**changes: Any) -> dict[str, Any]:
@@ -90,6 +90,23 @@ def test_a_rule_is_listed_with_where_it_was_needed() -> None:
     assert {row[2] for row in table("Rules", summarised(FULL)).rows} == {"never"}
 
 
-def test_a_table_is_written_as_markdown() -> None:
-    written = markdown(Table(title="T", columns=["a", "b"], rows=[["1|2", "3"]]))
-    assert written == "### T\n\n| a | b |\n| --- | --- |\n| 1/2 | 3 |\n"
+def test_the_page_has_versions_findings_and_all_tables() -> None:
+    found = summarised(FULL, replace(DELTAS, exit_code=1))
+    document = {
+        "versions": {"commit": "abc+"},
+        "harnesses": {"pi": {"@x/pi": "1.6.0"}},
+        "loopback_only": True,
+        "variants": [found],
+    }
+    written = page(document)
+    for text in ("- commit: abc+", "- pi: @x/pi 1.6.0", "loopback alone", "exited with 1"):
+        assert text in written
+    assert written.count("\n## ") == 2 + len(tables([found]))
+    assert "| pi, chat | short | in full, owner killed |" in written
+    assert "None." in page({**document, "variants": [summarised(FULL)]})
+
+
+def test_many_findings_of_one_kind_are_cut_short() -> None:
+    found = summarised(FULL)
+    found["runs"][0]["findings"] = [{"aspect": "work", "text": str(n)} for n in range(9)]
+    assert [line[-1] for line in findings([found])] == ["0", "1", "2"]
