@@ -6,7 +6,7 @@ import subprocess
 from typing import Any
 
 import pytest
-from support.gateway import COMMAND
+from support.gateway import COMMAND, invoked
 
 STAGES = {
     "json_reference": None,
@@ -124,6 +124,6 @@ def check(listed: list[dict[str, Any]]) -> dict[str, str | None]:
 
 def test_sizes_that_are_no_histories_are_wrong_usage() -> None:
     for sizes in ("x", "20000,", "10", "20000,20000"):
-        done = run("--sizes", sizes)
-        assert done.returncode == 2
+        done = invoked("bench", "--sizes", sizes)
+        assert done.exit_code == 2
         assert "sizes" in done.stderr

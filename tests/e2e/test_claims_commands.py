@@ -14,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import Result
 from support.conversations import body_of, conversation
-from support.gateway import COMMAND, Gateway
+from support.gateway import COMMAND, PATIENCE_S, Gateway, invoked
 
 from rollout_router.claims import Claim, FileClaimStore, Grant, LifeLock, new_nonce
 from rollout_router.claims.epochs import encode_highest
@@ -23,6 +24,7 @@ from rollout_router.claims.record import encode_claim, stripe_of
 
 BODY = body_of(conversation(2))
 MANY = 100_000
+VERIFIED = 10
 MEMORY = Path("/dev/shm")  # noqa: S108 - a test makes a private directory in it
 READING = [
     *("claims list", "claims show r1", "claims reap", "claims verify"),
@@ -30,18 +32,13 @@ READING = [
 ]
 
 
-def command(state_dir: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run(
-        [COMMAND, *arguments, "--state-dir", str(state_dir)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
+def command(state_dir: Path, *arguments: str) -> Result:
+    return invoked(*arguments, "--state-dir", str(state_dir))
 
 
 def document(state_dir: Path, *arguments: str) -> dict[str, Any]:
     done = command(state_dir, *arguments, "--json")
-    assert done.returncode == 0, done.stderr
+    assert done.exit_code == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout)
     return found
 
@@ -50,7 +47,12 @@ def document(state_dir: Path, *arguments: str) -> dict[str, Any]:
 def test_c3_commands_that_read_work_beside_workers(shared: Gateway, reading: str) -> None:
     assert shared.post("r1", BODY).status_code == 200
     before = shared.claims()["r1"]
-    done = command(shared.state_dir, *reading.split())
+    done = subprocess.run(
+        [COMMAND, *reading.split(), "--state-dir", str(shared.state_dir)],
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert (done.returncode, done.stderr) == (0, "")
     assert shared.claims()["r1"] == before
     assert shared.post("r1", BODY).headers["rollout-claim-epoch"] == str(before["claim_epoch"])
@@ -69,7 +71,7 @@ def test_c3_show_finds_the_process_of_a_living_owner(shared: Gateway) -> None:
 def test_c1_nothing_is_wrong_while_workers_take_and_release(serve: Callable[..., Gateway]) -> None:
     """With room for one rollout a worker, each call is a grant and a release."""
     gateway = serve("--history-rollouts", "1")
-    done, ended = threading.Event(), []
+    done, answered, ended, found = threading.Event(), threading.Semaphore(0), [], []
 
     def load() -> None:
         with gateway.client() as client:
@@ -77,17 +79,20 @@ def test_c1_nothing_is_wrong_while_workers_take_and_release(serve: Callable[...,
                 if done.is_set():
                     break
                 client.post(f"/sessions/load-{n}/v1/responses", content=BODY)
+                answered.release()
             ended.append(n)
 
     thread = threading.Thread(target=load)
     thread.start()
     try:
-        found = [command(gateway.state_dir, "claims", "verify") for _ in range(5)]
+        for _ in range(VERIFIED):
+            assert answered.acquire(timeout=PATIENCE_S)
+            found.append(command(gateway.state_dir, "claims", "verify"))
     finally:
         done.set()
         thread.join()
-    assert [(one.returncode, one.stderr) for one in found] == [(0, "")] * 5
-    assert ended[0] > 5
+    assert [(one.exit_code, one.stderr) for one in found] == [(0, "")] * VERIFIED
+    assert ended[0] >= VERIFIED
 
 
 def test_c3_commands_work_while_no_worker_runs(gateway: Gateway) -> None:
@@ -114,7 +119,7 @@ def test_c3_a_living_owner_whose_file_is_gone_is_fenced_by_an_operator(gateway: 
     try:
         (gateway.state_dir / "owners" / owner).unlink()
         wrong = command(gateway.state_dir, "claims", "verify")
-        assert wrong.returncode == 3
+        assert wrong.exit_code == 3
         assert f"claims reap --owner-missing {owner} --yes" in wrong.stderr
         free = ("claims", "reap", "--owner-missing", owner)
         assert document(gateway.state_dir, *free)["freed"] == ["r"]

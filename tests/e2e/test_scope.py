@@ -5,9 +5,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
-from support.gateway import Gateway
+from support.gateway import Gateway, client_at
 from support.stock import stock_uvicorn
 
 CALLS = 12
@@ -15,10 +14,10 @@ CALLS = 12
 
 def _looks(base_url: str, host: str, path: str) -> tuple[list[dict[str, Any]], set[str]]:
     """What the application saw of calls over as many connections, and who served them."""
-    answers = [
-        httpx.post(f"{base_url}{path}", headers={"host": host}, trust_env=False, timeout=30)
-        for _ in range(CALLS)
-    ]
+    answers = []
+    for _ in range(CALLS):
+        with client_at(base_url) as client:
+            answers.append(client.post(path, headers={"host": host}))
     assert {answer.status_code for answer in answers} == {200}
     return [a.json() for a in answers], {a.headers["rollout-worker"] for a in answers}
 

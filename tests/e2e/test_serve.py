@@ -9,6 +9,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,7 +17,7 @@ import psutil
 import pytest
 from support.control import Control
 from support.conversations import FRAME_HEADERS, body_of, conversation, digest, frame
-from support.gateway import COMMAND, Gateway, kill_and_wait, wait_dead
+from support.gateway import COMMAND, Gateway, invoked, kill_and_wait, wait_dead
 
 BODY = body_of(conversation(2))
 
@@ -206,11 +207,13 @@ def test_a_directory_that_is_a_file_is_a_clear_error(folder: Path) -> None:
     ],
     ids=" ".join,
 )
-def test_wrong_usage_is_exit_code_2(folder: Path, arguments: tuple[str, ...]) -> None:
-    done = _serve(folder, *arguments)
-    assert done.returncode == 2
+def test_wrong_usage_is_exit_code_2(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: tuple[str, ...]
+) -> None:
+    monkeypatch.setattr("sys.path", [*sys.path])  # a service puts its own folder there
+    done = invoked(*_serving(folder), *arguments)
+    assert done.exit_code == 2
     assert arguments[0].lstrip("-").replace("-", "_") in done.stderr.replace("-", "_")
-    assert "Traceback" not in done.stderr
 
 
 def test_an_upstream_that_is_not_there_is_a_clear_answer(serve: Callable[..., Gateway]) -> None:
@@ -268,24 +271,14 @@ def test_claims_show_gives_the_evidence(shared: Gateway) -> None:
 def test_claims_show_without_a_claim(
     shared: Gateway, arguments: tuple[str, ...], code: int
 ) -> None:
-    done = subprocess.run(
-        [COMMAND, *arguments, "--state-dir", str(shared.state_dir)],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == code
+    done = invoked(*arguments, "--state-dir", str(shared.state_dir))
+    assert done.exit_code == code
     assert done.stderr
 
 
 def test_a_listing_without_a_store_is_refused_and_makes_none(folder: Path) -> None:
-    done = subprocess.run(
-        [COMMAND, "claims", "list", "--json", "--state-dir", str(folder / "none")],
-        check=False,
-        capture_output=True,
-        text=True,
-    )
-    assert done.returncode == 4
+    done = invoked("claims", "list", "--json", "--state-dir", str(folder / "none"))
+    assert done.exit_code == 4
     assert not (folder / "none").exists()
 
 
@@ -309,11 +302,15 @@ def test_c5_an_unreadable_claim_is_named_and_fails_closed_alone(gateway: Gateway
     assert gateway.post("whole", BODY).status_code == 200
 
 
+def _serving(folder: Path) -> tuple[str, ...]:
+    places = ("--state-dir", str(folder / "state"), "--run-dir", str(folder / "run"))
+    return ("serve", "--port", "0", *places)
+
+
 def _serve(folder: Path, *arguments: str) -> "subprocess.CompletedProcess[str]":
     """A ``serve`` that is expected to end by itself."""
-    options = ["--port", "0", "--state-dir", str(folder / "state"), "--run-dir"]
     return subprocess.run(
-        [COMMAND, "serve", *options, str(folder / "run"), *arguments],
+        [COMMAND, *_serving(folder), *arguments],
         check=False,
         capture_output=True,
         text=True,

@@ -6,17 +6,17 @@ import http.client
 import json
 import os
 import signal
-import subprocess
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
 import httpx
 from support.gateway import (
-    COMMAND,
     PATIENCE_S,
     Gateway,
+    client_at,
     connections,
+    invoked,
     kill_and_wait,
     stopped,
     wait_until,
@@ -163,12 +163,8 @@ def test_r3_an_id_that_no_application_made_is_the_applications_to_refuse(
 
 
 def command(gateway: Gateway, *arguments: str) -> str:
-    done = subprocess.run(
-        [COMMAND, *arguments, "--state-dir", str(gateway.state_dir)],
-        check=True,
-        capture_output=True,
-        text=True,
-    )
+    done = invoked(*arguments, "--state-dir", str(gateway.state_dir))
+    assert done.exit_code == 0, done.output
     return done.stdout
 
 
@@ -194,7 +190,7 @@ def test_r3_however_a_session_was_lost_it_is_410_with_its_reason_until_it_is_for
     wait_until(lambda: claim_of(gateway, swept).state == "lost", "another worker swept it")
     reasons[swept] = "the worker that owned it died"
     assert_lost(call(gateway, swept), reasons[swept])
-    assert [line for line in gateway.log if "swept" in line and "1 lost sessions" in line]
+    assert "swept" in gateway.wait_line(" 1 lost sessions")
 
     forced, _ = open_session(gateway)
     epoch = str(claim_of(gateway, forced).claim_epoch)
@@ -245,7 +241,7 @@ def test_r3_installed_behind_another_server_a_session_of_a_dead_worker_is_410_to
 ) -> None:
     def ask(url: str, path: str, session: str | None = None) -> httpx.Response:
         cookies = {} if session is None else {"sid": session}
-        with httpx.Client(base_url=url, cookies=cookies, trust_env=False, timeout=30) as client:
+        with client_at(url, cookies=cookies) as client:
             return client.post(path)
 
     with stock_uvicorn("support.session_app:installed", folder) as url:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import httpx
 from support.control import Control
-from support.gateway import Gateway, connections, kept
+from support.gateway import Gateway, connections, kept, wait_until
 
 from rollout_router.transport.sandbox.frame import encode_frame
 from rollout_router.transport.sandbox.wire import CONTENT_TYPE
@@ -42,6 +42,7 @@ def test_r2_an_owner_killed_during_a_call_is_502_and_nothing_is_run_again(
     owner = gateway.post("r1", BODY).headers["rollout-worker"]
     control.hold("r1")
     private = gateway.claims()["r1"]["socket"]
+    wait_until(lambda: not connections(private), "what the listing connected is gone")
     with concurrent.futures.ThreadPoolExecutor(64) as threads:
         waiting = []
         while not connections(private):  # until the worker that is not the owner has got one

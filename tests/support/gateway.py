@@ -7,6 +7,7 @@ import queue
 import select
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import threading
@@ -18,7 +19,7 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
-from click.testing import CliRunner
+from click.testing import CliRunner, Result
 
 from rollout_router.cli.main import main
 from rollout_router.transport.sandbox.wire import HISTORY_HEADER
@@ -31,9 +32,11 @@ __all__ = [
     "Server",
     "Shim",
     "alone",
+    "client_at",
     "client_of",
     "connections",
     "import_path",
+    "invoked",
     "kept",
     "kill_and_wait",
     "open_files",
@@ -45,6 +48,13 @@ __all__ = [
 COMMAND = str(Path(sys.executable).with_name("rollout-router"))
 PATIENCE_S = 30.0
 TESTS = Path(__file__).parent.parent
+TLS = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Unused, as all is ``http``; by default each client of httpx reads every authority: 37 ms."""
+
+
+def invoked(*arguments: str) -> Result:
+    """How a command of the product ended, without a process for it. What it cannot name raises."""
+    return CliRunner().invoke(main, arguments, catch_exceptions=False)
 
 
 def import_path() -> str:
@@ -125,7 +135,7 @@ class Server(Process):
 
     def client(self, **options: Any) -> httpx.Client:
         """A client of the public port. The caller closes it."""
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE_S, **options)
+        return client_at(self.url, **options)
 
     def connect(self) -> socket.socket:
         """A bare connection to the public port. The caller closes it."""
@@ -170,8 +180,8 @@ class Server(Process):
         return {claim["rollout_id"]: claim for claim in self.json("claims", "list")["claims"]}
 
     def _command(self, *arguments: str) -> str:
-        """What a command of the product prints; without a process for each."""
-        done = CliRunner().invoke(main, arguments, catch_exceptions=False)
+        """What a command of the product prints."""
+        done = invoked(*arguments)
         if done.exit_code != 0:
             raise RuntimeError(f"{' '.join(arguments)} ended with {done.exit_code}: {done.output}")
         return done.stdout
@@ -271,7 +281,7 @@ class Shim(Process):
 
     def client(self) -> httpx.Client:
         """A harness's client of the shim. The caller closes it."""
-        return httpx.Client(base_url=self.url, trust_env=False, timeout=PATIENCE_S)
+        return client_at(self.url)
 
     def post(self, rollout_id: str, body: bytes) -> httpx.Response:
         """One call, as a harness writes it."""
@@ -287,6 +297,11 @@ class Shim(Process):
             raise RuntimeError("".join(self.log))
         rollouts: dict[str, Any] = json.loads(self.statistics_file.read_text())["rollouts"]
         return rollouts
+
+
+def client_at(url: str, **options: Any) -> httpx.Client:
+    """A client of an ``http`` URL. The caller closes it."""
+    return httpx.Client(base_url=url, trust_env=False, timeout=PATIENCE_S, verify=TLS, **options)
 
 
 def kept(answer: httpx.Response) -> str | None:

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +17,6 @@ from rollout_router.claims import FileClaimStore, LifeLock, Owner, new_nonce
 
 PROGRAM = Path(__file__).with_name("worker_process.py")
 NOBODY = 65534
-MEMORY = Path("/dev/shm")  # noqa: S108 - each test makes a private directory in it
 
 
 class WorkerProcess:
@@ -89,10 +87,9 @@ class WorkerProcess:
 
 
 @pytest.fixture
-def directory(tmp_path: Path) -> Iterator[Path]:
+def directory(folder: Path) -> Path:
     """A private directory in memory where there is one, with a short path."""
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as made:
-        yield Path(made)
+    return folder
 
 
 @pytest.fixture

@@ -8,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any, Protocol
 
 import psutil
 import pytest
+from support.folders import private_folder
 
 from rollout_router.claims import (
     FileClaimStore,
@@ -39,9 +39,9 @@ IN_A_PID_NAMESPACE = ("unshare", "--pid", "--fork", "--kill-child")
 @pytest.fixture(scope="module")
 def directory() -> Iterator[Path]:
     """One store for all verdicts: each is of another worker."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if Path("/dev/shm").is_dir() else None) as made:  # noqa: S108 - a private directory in it
-        (Path(made) / "run").mkdir(mode=0o700)
-        yield Path(made)
+    with private_folder() as made:
+        (made / "run").mkdir(mode=0o700)
+        yield made
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ import os
 import shutil
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -31,7 +30,6 @@ from rollout_router.claims.record import encode_claim, encode_identity
 from rollout_router.cli.main import main
 
 PROGRAM = "from rollout_router.cli.main import main; main()"
-MEMORY = Path("/dev/shm")  # noqa: S108 - each test makes a private directory in it
 
 
 class Store:
@@ -70,12 +68,11 @@ class Store:
 
 
 @pytest.fixture
-def store(tmp_path: Path) -> Iterator[Store]:
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as made:
-        one = Store(Path(made))
-        yield one
-        for worker in one.workers:
-            worker.close()
+def store(folder: Path) -> Iterator[Store]:
+    one = Store(folder)
+    yield one
+    for worker in one.workers:
+        worker.close()
 
 
 @pytest.fixture

@@ -7,7 +7,6 @@ Each part of a store in turn, in each way; then every command, those that change
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,7 +17,6 @@ from rollout_router.claims import FileClaimStore, Gate, LifeLock, new_nonce, wri
 from rollout_router.cli.flags import ExitCode
 from rollout_router.cli.main import main
 
-MEMORY = Path("/dev/shm")  # noqa: S108 - each test makes a private directory in it
 NOBODY = 65534
 HUGE_BYTES = 1 << 40  # sparse: whoever reads it all fails
 
@@ -85,11 +83,10 @@ class Broken:
 
 
 @pytest.fixture
-def broken(tmp_path: Path) -> Iterator[Broken]:
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as made:
-        one = Broken(Path(made))
-        yield one
-        one.alive.close()
+def broken(folder: Path) -> Iterator[Broken]:
+    one = Broken(folder)
+    yield one
+    one.alive.close()
 
 
 def remove(path: Path) -> None:
@@ -208,20 +205,18 @@ def imported(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture
-def unprivileged(tmp_path: Path, imported: None) -> Iterator[Broken]:  # noqa: ARG001 - used by being run first
+def unprivileged(folder: Path, imported: None) -> Iterator[Broken]:  # noqa: ARG001 - used by being run first
     """A store of an ordinary user, which this process is until the test ends."""
     if os.geteuid() != 0:
         pytest.skip("only root becomes another user and comes back")
-    with tempfile.TemporaryDirectory(dir=MEMORY if MEMORY.is_dir() else tmp_path) as made:
-        folder = Path(made)
-        os.chown(folder, NOBODY, -1)
-        os.seteuid(NOBODY)
-        try:
-            one = Broken(folder)
-            yield one
-            one.alive.close()
-        finally:
-            os.seteuid(0)
+    os.chown(folder, NOBODY, -1)
+    os.seteuid(NOBODY)
+    try:
+        one = Broken(folder)
+        yield one
+        one.alive.close()
+    finally:
+        os.seteuid(0)
 
 
 @pytest.mark.parametrize("part", PARTS)

@@ -116,6 +116,9 @@ def test_other_gets_reach_the_model_with_their_raw_path(drive: Any, prefix: str,
         ("GET", "/docs", 404),
         ("GET", "/openapi.json", 404),
         ("GET", "/healthz", 200),
+        ("HEAD", "/healthz", 405),
+        ("HEAD", "/v1/models", 404),
+        ("OPTIONS", "/v1/models", 405),
     ],
 )
 def test_paths_that_are_not_served_are_404(drive: Any, method: str, path: str, status: int) -> None:

@@ -3,25 +3,11 @@
 
 import asyncio
 import inspect
-import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.routing import PATIENCE_S, Rig
-
-MEMORY = Path("/dev/shm")  # noqa: S108 - each test makes a private directory in it
-
-
-@pytest.fixture
-def folder(folder: Path) -> Iterator[Path]:
-    """In memory where there is some: a store is made of 512 files, and each would be synced."""
-    if not MEMORY.is_dir():
-        yield folder
-        return
-    with tempfile.TemporaryDirectory(prefix="rr-", dir=MEMORY) as made:
-        yield Path(made)
 
 
 @pytest.fixture
