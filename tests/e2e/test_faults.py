@@ -71,7 +71,7 @@ def test_s1_s4_bases_lost_before_every_call_end_in_full_bodies(
 def test_s1_h3_bases_evicted_for_want_of_memory_cost_resends_and_nothing_else(
     serve: Serve, shim: StartShim
 ) -> None:
-    gateway = serve("--history-bytes", str(2 * len(TURNS[-1])), "--workers", "1", workers=1)
+    gateway = serve("--history-bytes", str(2 * len(TURNS[-1])), workers=1)
     helper = shim(gateway.url)
     rollouts = [f"r{number}" for number in range(4)]
     bodies = {one: [body_of(conversation(n, tag=one)) for n in range(4, 9)] for one in rollouts}
