@@ -189,6 +189,23 @@ def test_s4_without_kept_there_are_no_frames(client: Client, headers: Headers) -
     assert send(client, TWO).sent is Sent.FULL
 
 
+@pytest.mark.parametrize(
+    "headers",
+    [
+        pytest.param(kept(ONE), id="another digest"),
+        pytest.param(mark("None"), id="another spelling"),
+        pytest.param(mark("resync"), id="resync without 409"),
+        pytest.param(kept(TWO) * 2, id="twice"),
+    ],
+)
+def test_s4_a_mark_that_does_not_count_is_not_the_mark_none(
+    client: Client, headers: Headers
+) -> None:
+    turn_on(client)
+
+    assert isinstance(client.settle(send(client, TWO), 200, headers), Abort)
+
+
 @pytest.mark.parametrize("status", [200, 400, 429, 500])
 def test_h4_a_base_is_usable_whatever_the_status(client: Client, status: int) -> None:
     client.settle(send(client, ONE), status, kept(ONE))
