@@ -129,7 +129,8 @@ class Settings:
     microseconds for each worker of the store."""
 
     server_timing: bool = False
-    """Say in the header ``Server-Timing`` of each routed answer what the stages of its call took.
+    """Say in the header ``Server-Timing`` what the stages of a routed call took, where the
+    application answered it.
     Off by default: whoever may call would learn it."""
 
     owner_timeout_s: float | None = None

@@ -15,6 +15,7 @@ ENVIRONMENT = "ROLLOUT_ROUTER_SHIM_"
 _PORT_MAX = 65_535
 _PID_MAX = 2**31 - 1  # of pid_t
 _ID_CHARACTERS_MAX = 200
+_PORT_DIGITS_MAX = 5
 
 SWITCH = "on or off"
 _TEXT = "text"
@@ -115,7 +116,7 @@ def _is_gateway(text: str) -> bool:
         and separator == "://"
         and host != ""
         and _is_made_of(host, "._-")
-        and (not colon or bool(_read("port", port)))
+        and (not colon or (len(port) <= _PORT_DIGITS_MAX and bool(_read("port", port))))
         and all("!" <= character <= "~" and character not in "?#" for character in path)
     )
 

@@ -20,7 +20,7 @@ _ENV = re.compile(r"\{env:[^}]+\}")  # what OpenCode 1.18 looks for, and in this
 _FILE = re.compile(r"\{file:[^}]+\}")
 _LEXEME = re.compile(
     r"""
-    (?P<between> \s+ | //[^\r\n]* | /\*.*?\*/ )
+    (?P<between> [\s\ufeff]+ | //[^\r\n]* | /\*.*?\*/ )
     | "(?:[^"\\\r\n]|\\[^\r\n])*" | [{}\[\]:,] | [^\s{}\[\]:,"/]+
     """,
     re.DOTALL | re.VERBOSE,
@@ -144,6 +144,8 @@ def _read(text: str) -> _Node:
         if lexeme == ":":
             name = json.loads(string, strict=False)
         elif lexeme in "}]":
+            if opened[-1].kind + lexeme not in {"{}", "[]"}:
+                raise _malformed(text, start)
             opened.pop().end = end
         elif lexeme != ",":
             node = _Node(start, end, lexeme[0])

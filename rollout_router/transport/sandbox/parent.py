@@ -9,6 +9,7 @@ import _signal  # type: ignore[import-not-found]  # see above
 import _thread
 import os
 import select
+import sys
 
 __all__ = ["terminate_with", "terminate_with_stdin"]
 
@@ -41,7 +42,13 @@ def terminate_with(pid: int) -> None:
 
 
 def terminate_with_stdin() -> None:
-    """Send SIGTERM to this process when its standard input ends."""
+    """Send SIGTERM to this process when its standard input ends, or cannot be read any more.
+
+    Raises:
+        ProcessLookupError: there is none: it was closed when we started.
+    """
+    if sys.stdin is None:  # its number may be another file's by now
+        raise ProcessLookupError("standard input is closed")
     _thread.start_new_thread(_drain, ())
 
 
@@ -66,6 +73,15 @@ def _wait(descriptor: int) -> None:
 
 
 def _drain() -> None:
-    while os.read(0, 4096):
-        pass
+    poll = select.poll()  # who shares it may have set it not to wait
+    poll.register(0, select.POLLIN)
+    while True:
+        poll.poll()
+        try:
+            if not os.read(0, 4096):
+                break
+        except BlockingIOError:
+            continue  # somebody else read it
+        except OSError:
+            break  # a terminal that is gone, or open for writing alone
     os.kill(os.getpid(), _signal.SIGTERM)

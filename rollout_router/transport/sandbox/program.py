@@ -28,7 +28,11 @@ def run(settings: Dict[str, Any], listener: Any, signals: Sequence[int]) -> int:
     with socket.socket(fileno=listener.detach()) as listening:
         reports = Reports(to_stderr)
         shim = Shim(report=reports.say, **shim_arguments(settings))
-        reports.start()
+        try:
+            reports.start()
+        except RuntimeError as error:  # no thread could be started
+            to_stderr(f"cannot start: {error}")
+            return 1
         try:
             return _serve(shim, listening, signals, reports, settings.get("statistics_file"))
         finally:

@@ -43,13 +43,10 @@ from rollout_router.transport.sandbox.stages import (
 )
 from rollout_router.transport.sandbox.streams import Cut, Reader, pieces
 from rollout_router.transport.sandbox.wire import (
-    HISTORY_HEADER,
-    RESYNC,
     Headers,
     header_values,
-    history_mark,
-    is_delta_type,
     is_rollout_id,
+    passed_on,
     path_rollout,
     replaced,
     without,
@@ -240,7 +237,10 @@ class Relay:
                 self._client.tally(rollout, bytes_sent=size, bytes_full=size)
             answer = exchange.read_head()
             lap(self._laps, WAIT)
-            answer = _unmarked(request, answer)
+            unmarked = passed_on(request.headers, answer.status, answer.headers)
+            if unmarked is None:
+                raise Cut("the gateway asked for a body that it has; the connection is aborted")
+            answer = answer._replace(headers=unmarked)
             self._note(rollout, "passed", size, size)
             if not exchange.answered_early:
                 return self._deliver(request, answer, exchange)
@@ -331,22 +331,6 @@ class Relay:
         say(self._sock, status, code, message, method=method, last=True)
         linger(self._sock)
         return False
-
-
-def _unmarked(request: Request, answer: Response) -> Response:
-    """An answer to what passed as it came; with its mark only where that was asked for.
-
-    It was where another client of this kind sits before this one.
-
-    Raises:
-        Cut: a resync of what was no frame, which would end some harnesses (S1).
-    """
-    types = header_values(request.headers, "Content-Type")
-    if header_values(request.headers, HISTORY_HEADER) or any(map(is_delta_type, types)):
-        return answer
-    if answer.status == 409 and history_mark(answer.headers) == RESYNC:  # noqa: PLR2004 - see wire.py
-        raise Cut("the gateway asked for a body that it was given; the connection is aborted")
-    return answer._replace(headers=without(answer.headers, HISTORY_HEADER))
 
 
 def _framed(piece: bytes, *, chunked: bool) -> List[bytes]:

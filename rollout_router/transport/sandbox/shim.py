@@ -113,10 +113,16 @@ class Shim:
         listener.settimeout(0)  # a client that is gone again must not block accept()
         self._port = listener.getsockname()[1]
         self._wake, woken = socket.socketpair()
-        self._acceptor = threading.Thread(
+        acceptor = threading.Thread(
             target=self._accept, args=(listener, woken), name="accept", daemon=True
         )
-        self._acceptor.start()
+        try:
+            acceptor.start()
+        except RuntimeError:
+            self._wake.close()
+            woken.close()
+            raise
+        self._acceptor = acceptor
 
     def stop(self) -> None:
         """End all connections, those with the gateway too, and wait for their threads.

@@ -24,7 +24,7 @@ _SIGNALS = (_signal.SIGTERM, _signal.SIGINT, _signal.SIGUSR1)
 
 
 def main(argv: "list[str] | None" = None) -> int:
-    """Run the shim until SIGTERM or SIGINT; SIGUSR1 writes the statistics.
+    """Run the shim until SIGTERM or SIGINT; SIGUSR1 writes the statistics. Then the process ends.
 
     With ``opencode-config`` as the first argument it rewrites a configuration: opencode.py.
 
@@ -48,11 +48,9 @@ def main(argv: "list[str] | None" = None) -> int:
         settings = asked(arguments)
     # Blocked before the first thread starts, so that all of them leave the signals to sigwait, and
     # before it says that it is ready, so that none is missed.
-    before = _signal.pthread_sigmask(_signal.SIG_BLOCK, _SIGNALS)
-    try:
-        return _start(settings)
-    finally:
-        _signal.pthread_sigmask(_signal.SIG_SETMASK, before)
+    # They stay so: one that is sent twice must not change how the process ends.
+    _signal.pthread_sigmask(_signal.SIG_BLOCK, _SIGNALS)
+    return _start(settings)
 
 
 def listen(port: int) -> _socket.socket:
@@ -111,10 +109,10 @@ def _start(settings: "dict[str, Any]") -> int:
         _say_ready(listener.getsockname()[1], ready_file)
     except ProcessLookupError:
         listener.close()
-        return 0  # the parent ended before we could watch it: so do we
+        return 0  # what we were to end with had ended before we could watch it
     except (OSError, RuntimeError) as error:  # also: no thread could be started
         listener.close()
-        to_stderr(str(error))
+        to_stderr(f"cannot start: {error}")
         return 1
     from rollout_router.transport.sandbox.program import run  # noqa: PLC0415 - the rest
 
@@ -140,5 +138,5 @@ def _say_ready(port: int, ready_file: str) -> None:
     ready = f'{{"url": "{url}", "port": {port}, "pid": {os.getpid()}}}'
     if ready_file:
         write_file(ready_file, ready)
-    else:
-        print(ready, flush=True)
+    elif sys.stdout is not None:  # past its buffer, which the exit would try to write again
+        os.write(sys.stdout.fileno(), f"{ready}\n".encode())

@@ -26,6 +26,7 @@ __all__ = [
     "is_delta_type",
     "is_rollout_id",
     "is_sha256",
+    "passed_on",
     "path_rollout",
     "replaced",
     "sha256_hex",
@@ -118,3 +119,17 @@ def history_mark(headers: Headers) -> Optional[str]:
 def is_delta_type(content_type: str) -> bool:
     """Whether a Content-Type names a delta frame, parameters aside."""
     return content_type.split(";", 1)[0].strip().lower() == CONTENT_TYPE
+
+
+def passed_on(asked: Headers, status: int, answer: Headers) -> Optional[Headers]:
+    """The headers of an answer to what passed as it came; None: abort it.
+
+    The mark stays where it was asked for: another client of this kind sits before this one. A
+    resync of what was no frame would end some harnesses (S1).
+    """
+    types = header_values(asked, "Content-Type")
+    if header_values(asked, HISTORY_HEADER) or any(map(is_delta_type, types)):
+        return answer
+    if status == 409 and history_mark(answer) == RESYNC:  # noqa: PLR2004 - its status
+        return None
+    return without(answer, HISTORY_HEADER)

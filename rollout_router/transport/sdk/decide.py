@@ -24,13 +24,12 @@ from rollout_router.transport.sandbox.client import (
 from rollout_router.transport.sandbox.http1 import is_header_name
 from rollout_router.transport.sandbox.relay import BODY_BYTES_MAX
 from rollout_router.transport.sandbox.wire import (
-    HISTORY_HEADER,
     ROLLOUT_HEADER,
     Headers,
     header_values,
     is_rollout_id,
+    passed_on,
     path_rollout,
-    without,
 )
 
 __all__ = ["Asked", "Pass", "Sender", "Settings", "is_short"]
@@ -64,10 +63,12 @@ class Pass(NamedTuple):
 
     headers: Headers
 
-    def answered(self, headers: Headers) -> Headers:
-        """The answer's headers; a mark stays where the request spoke of history itself."""
-        asked = header_values(self.headers, HISTORY_HEADER)
-        return headers if asked else without(headers, HISTORY_HEADER)
+    def settle(self, status: int, headers: Headers) -> Deliver | Abort:
+        """Decide what becomes of the answer."""
+        passed = passed_on(self.headers, status, headers)
+        if passed is None:
+            return Abort("the gateway asked for a body that it has")
+        return Deliver(passed)
 
 
 class Sender:

@@ -89,7 +89,11 @@ class Edge(_Sending):
         plan = self._sender.plan(asked(hx, request))
         if isinstance(plan, Pass):
             answer = self._inner.handle_request(written(hx, request, plan.headers))
-            return handed_on(hx, answer, plan.answered(text(answer.headers.raw)))
+            passed = plan.settle(answer.status_code, text(answer.headers.raw))
+            if isinstance(passed, Abort):
+                answer.close()
+                raise aborted(hx, request, passed)
+            return handed_on(hx, answer, passed.headers)
         while True:
             answer = self._inner.handle_request(written(hx, request, plan.headers, plan.payload))
             dropped = True
@@ -102,7 +106,7 @@ class Edge(_Sending):
                     dropped = False
                     return handed_on(hx, answer, step.headers, looked)
                 if isinstance(step, Abort):
-                    raise aborted(hx, request, plan, step)
+                    raise aborted(hx, request, step, plan.rollout)
                 if short and looked is None:
                     with contextlib.suppress(hx.TransportError):  # so that the connection lives on
                         _read(answer)
@@ -143,7 +147,11 @@ class AsyncEdge(_Sending):
         plan = await self._plan(asked(hx, request))
         if isinstance(plan, Pass):
             answer = await self._inner.handle_async_request(written(hx, request, plan.headers))
-            return handed_on(hx, answer, plan.answered(text(answer.headers.raw)))
+            passed = plan.settle(answer.status_code, text(answer.headers.raw))
+            if isinstance(passed, Abort):
+                await answer.aclose()
+                raise aborted(hx, request, passed)
+            return handed_on(hx, answer, passed.headers)
         while True:
             answer = await self._inner.handle_async_request(
                 written(hx, request, plan.headers, plan.payload)
@@ -159,7 +167,7 @@ class AsyncEdge(_Sending):
                     dropped = False
                     return handed_on(hx, answer, step.headers, looked)
                 if isinstance(step, Abort):
-                    raise aborted(hx, request, plan, step)
+                    raise aborted(hx, request, step, plan.rollout)
                 if short and looked is None:
                     with contextlib.suppress(hx.TransportError):  # so that the connection lives on
                         await _aread(answer)

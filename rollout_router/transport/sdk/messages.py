@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from rollout_router.transport.sandbox.client import Abort, Outgoing
+from rollout_router.transport.sandbox.client import Abort
 from rollout_router.transport.sandbox.pool import IDLE_S
 from rollout_router.transport.sandbox.wire import Headers
 from rollout_router.transport.sdk.decide import Asked
@@ -72,9 +72,10 @@ def handed_on(hx: Any, response: Any, headers: Headers, looked: bytes | None = N
     return response
 
 
-def aborted(hx: Any, request: Any, outgoing: Outgoing, step: Abort) -> Exception:
+def aborted(hx: Any, request: Any, step: Abort, rollout: str | None = None) -> Exception:
     """What an SDK takes for a broken connection."""
-    message = f"rollout {outgoing.rollout}: {step.reason}; the answer is not handed on"
+    of = "" if rollout is None else f"rollout {rollout}: "
+    message = f"{of}{step.reason}; the answer is not handed on"
     error: Exception = hx.RemoteProtocolError(message, request=request)
     return error
 

@@ -167,9 +167,9 @@ def test_little_is_loaded_when_it_says_that_it_is_ready(
     python: str, program: Path, flags: list[str], more: list[str]
 ) -> None:
     code = (
-        "import builtins, sys\n"
+        "import os, sys\n"
         "def say(*_, **__): sys.stdout.write(' '.join(sys.modules)); sys.exit()\n"
-        f"builtins.print = say; __file__ = sys.argv[0] = {str(program)!r}\n"
+        f"os.write = say; __file__ = sys.argv[0] = {str(program)!r}\n"
         "exec(compile(open(__file__).read(), __file__, 'exec'))"
     )
     reading, writing = os.pipe()  # a standard input that does not end

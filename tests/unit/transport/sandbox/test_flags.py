@@ -14,7 +14,7 @@ from rollout_router.transport.sandbox.usage import asked
 GATEWAY = ["--gateway", "http://h:80/p"]
 WORDS = """0 1 80 65535 65536 2147483648 -1 +5 ٣ 1_0 x no on http://h https://a.b-c:8443/x/y
 http://h? http:// http://h: http://h:0 http://h:99999 http://[::1]:1 h:80 http://u:p@h http://h/é
-r1 a.b_c -r é X-Run X:Run --port""".split()  # noqa: SIM905 - a list has a line a word
+http://h:000080 r1 a.b_c -r é X-Run X:Run --port""".split()  # noqa: SIM905 - a list has a line a word
 VALUES = st.sampled_from([*WORDS, "", "a b", "x" * 200, "x" * 201, "http://h/\n"])
 ARGUMENTS = st.one_of(
     st.sampled_from([f"--{name}" for name in FLAGS] + ["--gate", "--", "file"]),
@@ -45,6 +45,7 @@ TWINS = st.dictionaries(
         ([*GATEWAY, "--port"], {}, None),
         ([*GATEWAY, "--no-delta=1"], {}, None),
         ([*GATEWAY, "more"], {}, None),
+        (["--gateway", "http://h:000080"], {}, None),
     ],
 )
 def test_what_is_plain_is_read_at_once_and_all_else_is_left(

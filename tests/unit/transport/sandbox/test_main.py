@@ -9,6 +9,8 @@ import os
 import signal
 import subprocess
 import sys
+import threading
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import pytest
@@ -19,7 +21,6 @@ from rollout_router.transport.sandbox.start import main
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator
-    from pathlib import Path
 
     from unit.transport.sandbox.conftest import FakeGateway, Harness
 
@@ -83,6 +84,19 @@ def test_a_signal_ends_it_cleanly(
     }
 
     process.send_signal(number)
+
+    assert ended(process) == (0, "")
+
+
+def test_a_signal_that_comes_while_it_ends_changes_nothing(
+    start: Start, gateway: FakeGateway
+) -> None:
+    process = start("--gateway", gateway.url)
+    ready(process)
+
+    process.terminate()
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
 
     assert ended(process) == (0, "")
 
@@ -192,6 +206,34 @@ def test_it_ends_with_standard_input_and_has_written_the_ready_file(
     assert json.loads(file.read_text())["pid"] == process.pid
 
 
+@pytest.mark.parametrize("how", ["<&-", "0>/dev/null", "</dev/null"])
+def test_it_does_not_outlive_a_standard_input_that_cannot_be_read(program: Path, how: str) -> None:
+    command = f'exec "$0" -I -S "$1" --gateway http://h --watch-stdin {how}'
+    shell = ["sh", "-c", command, sys.executable, str(program)]
+
+    done = subprocess.run(shell, capture_output=True, timeout=WAIT_S, check=True)
+
+    assert done.stderr == b""
+
+
+def test_it_ends_with_a_standard_input_that_was_set_not_to_wait(program: Path) -> None:
+    theirs, ours = os.pipe()
+    os.set_blocking(theirs, False)
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", str(program), "--gateway", "http://h", "--watch-stdin"],
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    os.close(theirs)
+    ready(process)
+
+    os.close(ours)
+
+    assert ended(process) == (0, "")
+
+
 def test_it_ends_with_the_process_that_it_serves(start: Start, gateway: FakeGateway) -> None:
     harness = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     process = start("--gateway", gateway.url, "--parent-pid", str(harness.pid))
@@ -278,6 +320,15 @@ def test_wrong_usage_exits_with_2(
     assert said.out == ""  # it never said that it is ready
 
 
+@pytest.fixture
+def signals() -> Iterator[None]:
+    """The program leaves them blocked."""
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    yield
+    signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
+@pytest.mark.usefixtures("signals")
 def test_a_port_that_is_taken_is_said(
     gateway: FakeGateway, capfd: pytest.CaptureFixture[str]
 ) -> None:
@@ -285,6 +336,39 @@ def test_a_port_that_is_taken_is_said(
 
     assert main(["--gateway", gateway.url, "--port", port]) == 1
     assert "cannot start" in capfd.readouterr().err
+
+
+def test_a_standard_output_that_is_full_is_said(program: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-I", "-S", program, "--gateway", "http://h"],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=WAIT_S,
+            check=False,
+        )
+
+    assert done.returncode == 1
+    assert done.stderr.startswith(b"rollout-router shim: cannot start: ")
+    assert done.stderr.count(b"\n") == 1
+
+
+@pytest.mark.usefixtures("signals")
+@pytest.mark.parametrize("name", ["accept", "reports"])
+def test_a_thread_that_cannot_be_started_is_said(
+    name: str, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    begin = threading.Thread.start
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == name:
+            raise RuntimeError("no thread is free")
+        begin(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+
+    assert main(["--gateway", "http://h"]) == 1
+    assert "cannot start: no thread is free" in capfd.readouterr().err
 
 
 def test_the_package_runs_as_a_module() -> None:

@@ -183,8 +183,12 @@ def test_pointing_changes_the_url_alone_to_the_byte() -> None:
             '// {file:a\n{"provider": {"gym": {"options": {}}}} // }',
             f'// {{file:a\n{{"provider": {{"gym": {{"options": {{"baseURL": "{URL}"}}}}}}}} // }}',
         ),
+        (
+            '\ufeff{"provider": {}}\r\n',
+            f'\ufeff{{"provider": {{"gym": {{"options": {{"baseURL": "{URL}"}}}}}}}}\r\n',
+        ),
     ],
-    ids=["nothing", "no provider", "no URL", "an escaped name", "the last of two", "a comment"],
+    ids=["nothing", "no provider", "no URL", "an escaped name", "the last", "a comment", "BOM"],
 )
 def test_pointing_finds_its_place_or_makes_it(before: str, after: str) -> None:
     assert pointed_at(before, URL, "gym") == after
@@ -211,6 +215,8 @@ def test_a_model_that_names_no_provider_is_refused(text: str) -> None:
         ('{\n"a": "b', "line 2"),
         ("{}}", "line 1"),
         ("{} {}", "line 1"),
+        ('{"a":\n[}]', "line 2"),
+        ("{]", "line 1"),
         ('{"agent": {"build": "x"}}', "agent.build is not an object"),
         ('{"agents": {"build": {"system": "x"}}}', "move it to agent.build"),
     ],

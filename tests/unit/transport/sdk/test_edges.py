@@ -287,6 +287,27 @@ def test_s4_what_speaks_of_history_itself_passes_with_its_marks(
     assert [one.raw for one in gateway.received] == [ONE, ONE]
 
 
+def test_s4_a_transport_within_another_leaves_the_marks_to_it(
+    start: Start, gateway: FakeGateway
+) -> None:
+    calls = start()
+    calls = start(inner=calls.transport)
+    for body in (ONE, TWO, THREE):
+        assert calls.post(body).status_code == 200
+    assert gateway.bodies == [ONE, TWO, THREE]
+    assert [one.framed for one in gateway.received] == [False, True, True]
+
+
+def test_s1_a_resync_of_what_passed_as_it_came_is_an_abort(
+    calls: Calls, gateway: FakeGateway
+) -> None:
+    gateway.scripts.append(_cut)
+    with pytest.raises(calls.hx.RemoteProtocolError, match="asked for a body"):
+        calls.post(ONE, Content_Encoding="gzip")
+    assert gateway.closed.acquire(timeout=WAIT_S)
+    assert len(gateway.received) == 1
+
+
 def test_a_rollout_that_only_the_setting_names_travels_in_the_header(
     start: Start, gateway: FakeGateway
 ) -> None:
