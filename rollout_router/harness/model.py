@@ -18,6 +18,7 @@ from typing import Final, Self, TextIO
 from rollout_router.errors import ResponseCut
 from rollout_router.gateway.dialects import Turn, usage_of
 from rollout_router.gateway.model import ModelAnswer, ModelRequest, problem
+from rollout_router.gateway.script import Say
 from rollout_router.gateway.scripted import Scripted, answer_with
 from rollout_router.harness.decision import Decision, decide
 from rollout_router.harness.scenario import Fault, Scenario
@@ -93,6 +94,8 @@ class ConformanceModel:
             yield problem(status, "a fault", code=code, dialect=dialect, headers=headers)
             return
         said, name = reply.decision.named(reply.answer_id), reply.answer_id
+        if reply.fault:  # a text before the tool call, so that the beginning is not of the call
+            said = [Say(text="It is next."), *said]
         turn = Turn(said=said, model=document["model"], name=name, usage=reply.usage)
         answer = answer_with(turn, dialect, document)
         yield replace(answer, parts=_cut(answer.parts)) if reply.fault else answer
@@ -142,9 +145,7 @@ class ConformanceModel:
 
 
 async def _cut(parts: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
-    """The first half of an answer, of its events where it has several."""
+    """The first event of an answer; half of it where it is not streamed."""
     whole = [part async for part in parts]
-    half = whole[: len(whole) // 2] or [whole[0][: len(whole[0]) // 2]]
-    for part in half:
-        yield part
+    yield whole[0] if len(whole) > 1 else whole[0][: len(whole[0]) // 2]
     raise ResponseCut("cut as the scenario wants it")

@@ -99,7 +99,7 @@ RULES: Final[Sequence[Rule]] = (
     _pattern(
         "nickname of a subagent",
         "Codex gives each subagent a name from a list, at random",
-        r'(\\"nickname\\":\\")[^"\\]+',
+        r'(\\*"nickname\\*":\\*")[^"\\]+',
         r"\1<name>",
     ),
     _pattern(

@@ -29,7 +29,7 @@ compactions, is their own.
 - *long*: 20 commands of 5 KB of output each, 21 calls. *mixed*: parallel tool calls, an output of
   100 KB, a subagent where the harness has them. *compaction*: 30 commands; after each ten the
   model says that the context is full, and the harness compacts. *faults*: a 503, a stream cut
-  within a tool call, a connection closed before an answer, a 429.
+  after its beginning, a connection closed before an answer, a 429.
 - *in full*: deltas are off at the gateway (`--no-history-delta --route-always`). *owner killed*:
   SIGKILL to the worker that owns the rollout, while a command runs between two calls.
 - Each run must end well alone: exit code, no retry or compaction but those that its scenario asks

@@ -53,7 +53,7 @@ class Fault(StrEnum):
 
     UNAVAILABLE = "unavailable"  # 503 with Retry-After
     BUSY = "busy"  # 429 with Retry-After; without it Codex gives up
-    CUT = "cut"  # in the middle of a tool call
+    CUT = "cut"  # after its beginning; where more has come, some act on it and some not, by chance
     CLOSED = "closed"  # before any answer
 
 

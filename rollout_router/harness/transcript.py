@@ -5,9 +5,11 @@ import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, Final
 
 __all__ = ["Ownership", "Recorded", "ToolCall", "Transcript", "read_transcript"]
+
+_GENERATING: Final = {"responses", "chat/completions", "messages"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,21 +46,24 @@ class Ownership:
 class Transcript:
     """The calls of one rollout."""
 
-    calls: tuple[Recorded, ...]  # in the order in which they ended
+    calls: tuple[Recorded, ...]  # of a model, in the order in which they ended
+    look_ups: int  # POSTs beside them
     owners: tuple[Ownership, ...]
     tool_calls: Mapping[str, ToolCall]  # by their id, of all conversations of the rollout
 
 
 def read_transcript(records: Iterable[str]) -> Transcript:
-    """Read capture records, oldest first, one JSON document each; look-ups are left out.
+    """Read capture records, oldest first, one JSON document each.
 
     Raises:
         ValueError, KeyError: a record, or a request, has another form.
     """
-    documents = [one for one in map(json.loads, records) if one["method"] == "POST"]
+    posted = [one for one in map(json.loads, records) if one["method"] == "POST"]
+    documents = [one for one in posted if _path(one) in _GENERATING]
     owned = groupby((one["worker_id"], one["claim_epoch"]) for one in documents)
     return Transcript(
         calls=tuple(map(_recorded, documents)),
+        look_ups=len(posted) - len(documents),
         owners=tuple(
             Ownership(worker_id=worker, claim_epoch=epoch, calls=len(list(same)))
             for (worker, epoch), same in owned
@@ -67,9 +72,15 @@ def read_transcript(records: Iterable[str]) -> Transcript:
     )
 
 
+def _path(document: Mapping[str, Any]) -> str:
+    """From the dialect's part on, without a query."""
+    path: str = document["path"].rpartition("/v1/")[2]
+    return path.partition("?")[0]
+
+
 def _recorded(document: Mapping[str, Any]) -> Recorded:
     return Recorded(
-        path=document["path"].rpartition("/v1/")[2],
+        path=_path(document),
         outcome=document["outcome"],
         status=document["status"],
         request=document["request_text"],

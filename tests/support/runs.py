@@ -38,6 +38,7 @@ DELTAS = Run(
     told=Told(answer=f"done {LAST}", model_calls=2, usage={"output": 9}, problems=()),
     transcript=Transcript(
         calls=CALLS,
+        look_ups=0,
         owners=(
             Ownership(worker_id="ada", claim_epoch=7, calls=1),
             Ownership(worker_id="bob", claim_epoch=8, calls=1),

@@ -44,6 +44,10 @@ def test_a_rule_makes_its_own_kind_equal_and_is_counted(name: str, pair: tuple[s
     assert set(used) == {name}
 
 
+def test_a_nickname_is_found_in_a_result_as_in_a_request() -> None:
+    assert same('{"nickname":"Pauli"}', '{"nickname":"Bohr"}', Counter())
+
+
 def test_every_rule_is_tried() -> None:
     assert set(PAIRS) == {rule.name for rule in RULES}
     assert all(rule.why for rule in RULES)

@@ -105,9 +105,12 @@ def test_the_path_is_that_of_the_dialect() -> None:
 
 
 def test_a_look_up_is_no_call_of_the_model() -> None:
-    assert read_transcript(['{"method":"GET","request_text":""}']).calls == ()
+    transcript = read_transcript(
+        ['{"method":"GET","path":"/r/v1/models"}', '{"method":"POST","path":"/r/api/show"}']
+    )
+    assert (transcript.calls, transcript.look_ups) == ((), 1)
 
 
 def test_a_record_of_another_form_is_an_error() -> None:
     with pytest.raises(KeyError):
-        read_transcript(['{"method":"POST","worker_id":"ada","claim_epoch":1}'])
+        read_transcript(['{"method":"POST","path":"/v1/messages","claim_epoch":1}'])
