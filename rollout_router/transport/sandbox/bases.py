@@ -18,6 +18,7 @@ _POOR = 4  # where more than this part of a body is inserted, another base may h
 _CHANCE_BYTES = 64  # what ends may have in common by chance
 _SAMPLES = 8
 _SAMPLE_BYTES = 24
+_REACH_BYTES = 16_384  # beyond so many, and four times as many as the body has, none is looked for
 _ROLLOUTS_MAX = 1_024  # a sandbox holds one; this bounds what a misuse can cost
 
 Key = Tuple[str, str]
@@ -125,7 +126,8 @@ def closest(bases: List[Base], body: bytes) -> Choice:
         return choice
     step = len(lacking) // _SAMPLES + 1
     samples = [lacking[at : at + _SAMPLE_BYTES] for at in range(0, len(lacking), step)]
-    hits = [sum(sample in base.body for sample in samples) for base in bases]
+    reach = 4 * len(body) + _REACH_BYTES
+    hits = [sum(base.body.find(sample, 0, reach) >= 0 for sample in samples) for base in bases]
     second = hits.index(max(hits))
     if second == first or not hits[second]:
         return choice

@@ -34,7 +34,8 @@ _NEAR_BYTES = 65_536  # the third one is as long as what a turn adds
 _DISTANCES = (0, 32, 128, 512, 2_048, 8_192)
 _SPAN = 4  # so many times as much of the base is looked at as of the target
 _SCANS = 4  # searching may read this many times the bytes that it searches,
-_SCAN_BYTES_MAX = 32 * 1024 * 1024  # and no more than this: some ten milliseconds
+_SCAN_BYTES_MAX = 32 * 1024 * 1024  # and no more than this: some ten milliseconds; up to Python
+# 3.10, whose find is slow on texts of one or two letters, half a second of such texts
 _FIND_BYTES = 256  # what a search costs before it has read anything
 
 

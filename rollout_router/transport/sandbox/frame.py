@@ -15,6 +15,7 @@ from typing import Any, Dict, List, NamedTuple, Optional, Tuple
 from rollout_router.transport.sandbox import delta
 from rollout_router.transport.sandbox.delta import Delta, Op
 from rollout_router.transport.sandbox.wire import (
+    COPY_TIMES_MAX,
     DICTIONARY_BYTES,
     LINE_BYTES_MAX,
     OPS_MAX,
@@ -100,7 +101,7 @@ def encode_frame(
         packed = _deflated(inserted, _dictionary(base, ops))
         if len(packed) + len(_DEFLATE) - 1 < len(inserted):
             line, payload = line[:-1] + _DEFLATE, packed
-    if len(line) > LINE_BYTES_MAX or len(ops) > OPS_MAX:
+    if len(line) > LINE_BYTES_MAX or len(ops) > OPS_MAX or _multiplies(ops, base):
         return None
     if len(line) + 1 + len(payload) >= len(target):
         return None
@@ -178,8 +179,11 @@ def rebuild(frame: Frame, base: bytes) -> bytes:
         base: the bytes that the caller holds under ``frame.base``.
 
     Raises:
-        Malformed: an operation leaves the base, the zlib stream is wrong, or the digest differs.
+        Malformed: an operation leaves the base, the copies multiply it, the zlib stream is wrong,
+            or the digest differs.
     """
+    if _multiplies(frame.ops, base):
+        raise Malformed(f"the copies are more than {COPY_TIMES_MAX} times the base")
     inserted = _inflated(frame, base) if frame.deflate else frame.payload
     try:
         target = delta.apply(base, frame.ops, inserted)
@@ -188,6 +192,12 @@ def rebuild(frame: Frame, base: bytes) -> bytes:
     if sha256_hex(target) != frame.target:
         raise Malformed("the rebuilt body does not have the digest that the frame names")
     return target
+
+
+def _multiplies(ops: List[Op], base: bytes) -> bool:
+    """Whether a short frame would cost a long body: what was read bounds what is built."""
+    copied = sum(op.size for op in ops if op.offset is not None)
+    return copied > COPY_TIMES_MAX * len(base)
 
 
 def marks_max(ops_max: int) -> Dict[bytes, int]:

@@ -116,7 +116,10 @@ def _start(settings: "dict[str, Any]") -> int:
         return 1
     from rollout_router.transport.sandbox.program import run  # noqa: PLC0415 - the rest
 
-    return run(settings, listener, _SIGNALS)
+    code = run(settings, listener, _SIGNALS)
+    if code and ready_file and os.path.exists(ready_file):
+        os.unlink(ready_file)  # nothing listens where it points
+    return code
 
 
 def _watch(settings: "dict[str, Any]") -> None:

@@ -10,6 +10,7 @@ from typing import List, Optional, Tuple
 
 __all__ = [
     "CONTENT_TYPE",
+    "COPY_TIMES_MAX",
     "DICTIONARY_BYTES",
     "EMPTY_SHA256",
     "HISTORY_HEADER",
@@ -50,6 +51,7 @@ EMPTY_SHA256 = hashlib.sha256(b"").hexdigest()
 
 LINE_BYTES_MAX = 262_144
 OPS_MAX = 4_096
+COPY_TIMES_MAX = 16  # copies build at most so many bytes for one of the base
 DICTIONARY_BYTES = 32_768  # the window of deflate: a longer dictionary could not be referred to
 
 _ID = r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}"

@@ -57,7 +57,7 @@ class _Sending:
     def statistics(self) -> dict[str, Any]:
         """What each rollout has sent so far, in bytes of request bodies.
 
-        ``{"rollouts": {id: {"calls", "bytes_sent", "bytes_full", "resyncs"}}}``.
+        ``{"rollouts": {id: {"calls", "bytes_sent", "bytes_plain", "bytes_full", "resyncs"}}}``.
         """
         return self._sender.statistics()
 

@@ -130,3 +130,29 @@ def test_where_nothing_is_in_common_one_delta_is_made(monkeypatch: pytest.Monkey
     assert len(made) == 1
     closest(bases, noise(9) + noise(2) + noise(1, 60))
     assert len(made) == 3  # the first says little, another one holds samples of the rest
+
+
+class Searched(bytes):
+    """Counts the bytes in which something is looked for."""
+
+    bytes_read = 0
+
+    def find(self, sub: object, start: object = 0, end: object = None) -> int:
+        assert isinstance(sub, bytes)
+        assert isinstance(start, int)
+        assert isinstance(end, int)
+        self.bytes_read += min(end, len(self)) - start
+        return super().find(sub, start, end)
+
+    def __contains__(self, sub: object) -> bool:
+        raise AssertionError("reads all of it")
+
+
+def looked_at(base_bytes: int) -> int:
+    bodies = [Searched(noise(seed, base_bytes)) for seed in range(4)]
+    closest([Base(f"{seed}", body) for seed, body in enumerate(bodies)], noise(9, 2_000))
+    return sum(body.bytes_read for body in bodies)
+
+
+def test_what_a_short_body_costs_does_not_grow_with_its_bases() -> None:
+    assert 0 < looked_at(200_000) == looked_at(1_000_000)

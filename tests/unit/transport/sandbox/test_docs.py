@@ -205,6 +205,9 @@ def test_the_line_of_the_page_is_the_line_of_the_code(tmp_path: Path) -> None:
     Timings(str(file), report=pytest.fail).write(laps, [])
 
     assert list(json.loads(file.read_text())) == list(json.loads(block("json")))
+    sent = re.search(r"\| `sent` \| (.*?) as above", PAGE)
+    assert sent is not None
+    assert re.findall(r"`(\w+)`", sent[1]) == [one.value for one in Sent]
 
 
 def test_the_numbers_of_the_page_are_the_numbers_of_the_code() -> None:
@@ -212,5 +215,6 @@ def test_the_numbers_of_the_page_are_the_numbers_of_the_code() -> None:
     assert f"{wire.LINE_BYTES_MAX:,} bytes" in PAGE
     assert f"{wire.OPS_MAX:,} operations" in PAGE
     assert f"{wire.DICTIONARY_BYTES:,} bytes" in PAGE
+    assert f"at most {wire.COPY_TIMES_MAX} times" in PAGE
     for mark, most in frame_module.marks_max(wire.OPS_MAX).items():
         assert f"{most:,} `{mark.decode()}`" in PAGE

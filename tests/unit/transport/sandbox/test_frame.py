@@ -9,7 +9,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_router.transport.sandbox import delta as delta_module
 from rollout_router.transport.sandbox import frame as frame_module
+from rollout_router.transport.sandbox import wire
+from rollout_router.transport.sandbox.delta import Delta, Op
 from rollout_router.transport.sandbox.frame import (
     Malformed,
     TooLong,
@@ -313,6 +316,31 @@ def test_the_most_operations_and_a_type_full_of_marks_are_read() -> None:
     full = of('["copy",0,10]', 4_096, length=40_960, type=",[{" * 300)
 
     assert len(parse_frame(full, length_max=40_960).ops) == 4_096
+
+
+def multiplied(times: int) -> bytes:
+    return of('["copy",0,1000]', times, length=1000 * times)
+
+
+def test_d2_copies_that_multiply_the_base_are_refused_before_anything_is_built(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    most, base = wire.COPY_TIMES_MAX, bytes(1_000)
+    with pytest.raises(Malformed, match="the digest"):
+        rebuild(parse_frame(multiplied(most), length_max=LENGTH_MAX), base)
+    monkeypatch.setattr(delta_module, "apply", None)
+    with pytest.raises(Malformed, match="more than 16 times the base"):
+        rebuild(parse_frame(multiplied(most + 1), length_max=LENGTH_MAX), base)
+
+
+def test_d3_a_body_that_repeats_its_base_too_often_is_sent_in_full() -> None:
+    base = random.Random(5).randbytes(1_000)  # noqa: S311 - test data
+    for times in (wire.COPY_TIMES_MAX, wire.COPY_TIMES_MAX + 1):
+        delta = Delta([Op(0, 1_000)] * times, b"")
+        frame = encode_frame(
+            sha256_hex(base), base * times, base, content_type=None, deflate=False, known=delta
+        )
+        assert (frame is None) is (times > wire.COPY_TIMES_MAX)
 
 
 LENGTH = 1_000_000
