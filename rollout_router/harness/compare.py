@@ -142,6 +142,9 @@ def _call_faults(run: Run, scenario: Scenario) -> list[str]:
         found.append(f"{len(failed)} calls failed, {len(scenario.faults)} were to")
     if Counter(one.request_sha256 for one in run.seen) != Counter(c.request_sha256 for c in calls):
         found.append("what was recorded is not what the model saw")
+    written = {line["sha256"] for line in run.timings}
+    if strange := [call for call in calls if run.timings and call.request_sha256 not in written]:
+        found.append(f"{len(strange)} of the requests are not what the harness wrote (H1)")
     return found
 
 

@@ -30,6 +30,18 @@ def _pattern(name: str, why: str, pattern: str, mark: str) -> Rule:
     return Rule(name=name, why=why, apply=lambda text: compiled.subn(mark, text))
 
 
+def _numbered(name: str, why: str, pattern: str) -> Rule:
+    """Each by its place of first appearance: that two are the same stays visible."""
+    compiled = re.compile(pattern)
+
+    def apply(text: str) -> tuple[str, int]:
+        seen: dict[str, int] = {}
+        number = lambda found: f"<{name} {seen.setdefault(found[0], len(seen) + 1)}>"  # noqa: E731 - one line
+        return compiled.subn(number, text)
+
+    return Rule(name=name, why=why, apply=apply)
+
+
 def _sorted_metadata(text: str) -> tuple[str, int]:
     """``client_metadata`` with its keys in order."""
     key = '"client_metadata":'
@@ -60,11 +72,10 @@ RULES: Final[Sequence[Rule]] = (
         why="Codex writes the keys of this object in a random order in each call",
         apply=_sorted_metadata,
     ),
-    _pattern(
+    _numbered(
         "uuid",
         "sessions, threads, turns and windows get a random id",
         r"(?<![0-9a-f])[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}(?![0-9a-f])",
-        "<uuid>",
     ),
     _pattern(
         "id of an OpenCode thing",

@@ -33,9 +33,9 @@ compactions, is their own.
 - *in full*: deltas are off at the gateway (`--no-history-delta --route-always`). *owner killed*:
   SIGKILL to the worker that owns the rollout, while a command runs between two calls.
 - Each run must end well alone: exit code, no retry or compaction but those that its scenario asks
-  for, every command ran once and in order, every record is what the model saw, and each answer
-  that the harness went on from stands in a record. It is compared with the run in full whose
-  owner lived.
+  for, every command ran once and in order, every record is what the model saw and, by its
+  digest, what the harness wrote, and each answer that the harness went on from stands in a
+  record. It is compared with the run in full whose owner lived.
 - *requests* are compared byte by byte; where that fails, under the rules of the last table.
   Requests of parallel conversations are compared without their order.
 - The commands' output is compressed 4.3 times by zlib; recorded outputs of 3 to 6 KB 2.6, 2.9 and

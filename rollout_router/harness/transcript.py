@@ -59,7 +59,7 @@ def read_transcript(records: Iterable[str]) -> Transcript:
         ValueError, KeyError: a record, or a request, has another form.
     """
     posted = [one for one in map(json.loads, records) if one["method"] == "POST"]
-    documents = [one for one in posted if _path(one) in _GENERATING]
+    documents = [one for one in posted if _path(one).partition("?")[0] in _GENERATING]
     owned = groupby((one["worker_id"], one["claim_epoch"]) for one in documents)
     return Transcript(
         calls=tuple(map(_recorded, documents)),
@@ -73,9 +73,9 @@ def read_transcript(records: Iterable[str]) -> Transcript:
 
 
 def _path(document: Mapping[str, Any]) -> str:
-    """From the dialect's part on, without a query."""
+    """From the dialect's part on."""
     path: str = document["path"].rpartition("/v1/")[2]
-    return path.partition("?")[0]
+    return path
 
 
 def _recorded(document: Mapping[str, Any]) -> Recorded:

@@ -9,9 +9,10 @@ connection. When the harness goes away, the connection to the gateway is closed 
 import contextlib
 import itertools
 import socket
-from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple, Union
 
 from rollout_router.transport.sandbox.answers import linger, reset_when_closed, say
+from rollout_router.transport.sandbox.bases import Base
 from rollout_router.transport.sandbox.client import (
     Abort,
     Client,
@@ -191,7 +192,7 @@ class Relay:
                 step = self._client.settle(outgoing, answer.status, answer.headers, looked or b"")
                 lap(self._laps, DELTA)
                 if isinstance(step, Deliver):
-                    self._note(rollout, outgoing.sent.value, len(body), bytes_sent)
+                    self._note(rollout, outgoing.sent.value, outgoing.target, bytes_sent)
                     answer = answer._replace(headers=step.headers)
                     return self._deliver(request, answer, exchange, looked=looked)
                 if isinstance(step, Abort):
@@ -301,13 +302,16 @@ class Relay:
                 self._options.timings.write(self._laps, answer.headers)
         return goes_on
 
-    def _note(self, rollout: Optional[str], sent: str, bytes_full: int, bytes_sent: int) -> None:
-        """What stands in the line of a call that is timed."""
+    def _note(
+        self, rollout: Optional[str], sent: str, body: Union[Base, int], bytes_sent: int
+    ) -> None:
+        """What stands in the line of a timed call; of what passed only its size is known."""
         if self._laps is not None:
             self._laps.line = {
                 "rollout": rollout,
                 "sent": sent,
-                "bytes_full": bytes_full,
+                "sha256": None if isinstance(body, int) else body.sha,
+                "bytes_full": body if isinstance(body, int) else len(body.body),
                 "bytes_sent": bytes_sent,
             }
 

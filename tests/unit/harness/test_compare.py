@@ -91,6 +91,15 @@ def test_each_fault_of_a_run_is_named(run: Run, aspect: str, fault: str) -> None
     assert found[0].aspect in ASPECTS
 
 
+def test_h1_a_request_that_the_harness_did_not_write_is_named() -> None:
+    lines = [{"sha256": call.request_sha256} for call in CALLS]
+    assert faults(replace(DELTAS, timings=tuple(lines)), SCENARIO) == []
+    texts = [
+        finding.text for finding in faults(replace(DELTAS, timings=tuple(lines[:1])), SCENARIO)
+    ]
+    assert texts == ["1 of the requests are not what the harness wrote (H1)"]
+
+
 def test_an_answer_that_the_model_did_not_give_is_named() -> None:
     seen = (replace(DELTAS.seen[0], answer_id=None), DELTAS.seen[1])
     texts = [finding.text for finding in faults(replace(DELTAS, seen=seen), SCENARIO)]

@@ -48,6 +48,12 @@ def test_a_nickname_is_found_in_a_result_as_in_a_request() -> None:
     assert same('{"nickname":"Pauli"}', '{"nickname":"Bohr"}', Counter())
 
 
+def test_h1_that_two_ids_are_one_is_not_hidden() -> None:
+    other = UUID[:-1] + "c"
+    assert same(f"{UUID} {UUID}", f"{other} {other}", Counter())
+    assert not same(f"{UUID} {UUID}", f"{UUID} {other}", Counter())
+
+
 def test_every_rule_is_tried() -> None:
     assert set(PAIRS) == {rule.name for rule in RULES}
     assert all(rule.why for rule in RULES)

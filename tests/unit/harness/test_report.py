@@ -16,6 +16,7 @@ from rollout_router.harness.report import Table, Variant, findings, page, summar
 
 def call(**changes: Any) -> dict[str, Any]:
     return {
+        "sha256": "d",
         "local_hop_ms": 0.2,
         "delta_ms": 0.1,
         "other_ms": 0.3,

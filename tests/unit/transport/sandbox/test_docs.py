@@ -201,7 +201,7 @@ def test_the_flags_of_the_page_are_the_flags_of_the_shim() -> None:
 
 def test_the_line_of_the_page_is_the_line_of_the_code(tmp_path: Path) -> None:
     laps, file = Laps(), tmp_path / "timings"
-    laps.line = dict.fromkeys(("rollout", "sent", "bytes_full", "bytes_sent"))
+    laps.line = dict.fromkeys(("rollout", "sent", "sha256", "bytes_full", "bytes_sent"))
     Timings(str(file), report=pytest.fail).write(laps, [])
 
     assert list(json.loads(file.read_text())) == list(json.loads(block("json")))

@@ -104,8 +104,12 @@ def test_a_call_leaves_a_line_with_its_stages(
         ("r1", "packed", full + 1, sent[2] + sent[3]),
         (None, "passed", full, full),
     ]
+    digests = [line["sha256"] for line in lines]
+    assert digests[0] == wire.sha256_hex(BODY)
+    assert digests[2] == wire.sha256_hex(BODY + b"3")  # as it was written, however it went
+    assert digests[3] is None
     for line in lines:
-        assert list(line)[4:] == [*NAMES, "total_ms", "server_timing"]
+        assert list(line)[5:] == [*NAMES, "total_ms", "server_timing"]
         assert line["server_timing"] == "gate;dur=1.5"
         assert sum(line[name] for name in NAMES) == pytest.approx(line["total_ms"], abs=0.005)
         assert line["wait_ms"] > 0
