@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router conformance``: real harnesses, in full and with deltas, owners killed on it.
+"""``rollout-router conformance``: real harnesses in full and with deltas, while owners are killed.
 
 Whatever model or harness saw differently is printed. While a harness runs there is no network but
 loopback, where this process may arrange that.
@@ -109,19 +109,23 @@ def conformance(ctx: click.Context, /, **options: Any) -> None:
     """
     if ctx.invoked_subcommand is not None:
         return
+    spoken = set(options["dialects"])
     chosen = [HARNESSES[name] for name in options["harnesses"]]
+    chosen = [harness for harness in chosen if spoken.intersection(harness.dialects)]
+    if not chosen:
+        raise click.UsageError("none of these harnesses speaks one of these dialects")
     places = {harness.name: _install(harness, options["cache"]) for harness in chosen}
     isolated = _isolate()
     # Not below the current directory: the paths of sockets are short.
     folder = Path(tempfile.mkdtemp(prefix="rr-", dir="/var/tmp"))
-    found: list[dict[str, Any]] = []
     try:
-        for harness in chosen:
-            for dialect in harness.dialects:
-                if dialect in options["dialects"]:
-                    for name in options["scenarios"]:
-                        runs = _Runs(harness, places[harness.name], dialect, SCENARIOS[name])
-                        found.append(summary(runs.all(folder)))
+        found = [
+            summary(_Runs(harness, places[harness.name], dialect, SCENARIOS[name]).all(folder))
+            for harness in chosen
+            for dialect in harness.dialects
+            if dialect in spoken
+            for name in options["scenarios"]
+        ]
     except (RunFailed, ServiceFailed) as error:
         _say(f"what the runs left is in {folder}")
         _end(f"{error}", ExitCode.FAILED)

@@ -114,6 +114,9 @@ def run(
     with (folder / "stdout").open() as lines:
         told = harness.read(lines)
     sent = shim.statistics(rollout_id) if shim else told.sent
+    recorded = records / f"{rollout_id}.jsonl"
+    if not sent or not recorded.exists():
+        raise RunFailed(f"{folder.name}: the harness called no model\n{_output(folder)}")
     return Run(
         scenario=scenario.name,
         mode=mode,
@@ -121,7 +124,7 @@ def run(
         exit_code=ended.exit_code,
         killed=ended.killed,
         told=told,
-        transcript=read_transcript((records / f"{rollout_id}.jsonl").read_text().splitlines()),
+        transcript=read_transcript(recorded.read_text().splitlines()),
         seen=tuple(_seen(line) for line in log.read_text().splitlines()),
         verified=tuple(verify(work, scenario, subagents=harness.subagents)),
         calls=sent["calls"],

@@ -8,8 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 from support.gateway import COMMAND
 
+from rollout_router.cli.main import main
 from rollout_router.harness import HARNESSES
 
 CACHE = Path(__file__).parents[2] / ".cache" / "harness"
@@ -83,7 +85,14 @@ def test_a_harness_that_cannot_be_installed_is_refused(
     assert done.stdout == ""
 
 
-def test_an_unknown_name_is_a_usage_error(tmp_path: Path) -> None:
-    done = conformance("--harness", "pi,claude", folder=tmp_path)
-    assert done.returncode == 2
-    assert "unknown: claude" in done.stderr
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["--harness", "pi,claude"], "unknown: claude"),
+        (["--harness", "codex", "--dialect", "chat"], "none of these harnesses speaks"),
+    ],
+)
+def test_what_cannot_be_run_is_a_usage_error(arguments: list[str], said: str) -> None:
+    done = CliRunner().invoke(main, ["conformance", *arguments])
+    assert done.exit_code == 2
+    assert said in done.output
