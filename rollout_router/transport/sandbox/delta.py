@@ -17,7 +17,7 @@ is inserted, which is always right and only longer.
 import sys
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-__all__ = ["Delta", "Op", "apply", "common_prefix", "common_suffix", "encode"]
+__all__ = ["Delta", "Op", "apply", "common_prefix", "common_suffix", "encode", "pieces_of"]
 
 _BLOCK = 65_536  # slices are compared in blocks: memcmp speed, and little to copy at a difference
 _BLOCK_FIRST = 256  # and they grow up to there, because most runs that are compared are short
@@ -76,6 +76,15 @@ def apply(base: bytes, ops: List[Op], inserted: bytes) -> bytes:
     Raises:
         ValueError: an operation reaches beyond the base or the inserted bytes, or some are left.
     """
+    return b"".join(pieces_of(base, ops, inserted))
+
+
+def pieces_of(base: bytes, ops: List[Op], inserted: bytes) -> List[memoryview]:
+    """The target in pieces, before anything is built.
+
+    Raises:
+        ValueError: as :func:`apply`.
+    """
     old, new = memoryview(base), memoryview(inserted)
     pieces = []
     taken = 0
@@ -89,7 +98,7 @@ def apply(base: bytes, ops: List[Op], inserted: bytes) -> bytes:
         pieces.append(old[offset : offset + count])
     if taken != len(new):
         raise ValueError(f"the operations insert {taken} bytes, {len(new)} are there")
-    return b"".join(pieces)
+    return pieces
 
 
 def encode(base: bytes, target: bytes) -> Delta:

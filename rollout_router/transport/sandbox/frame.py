@@ -6,6 +6,7 @@ D2: a frame never applies to another base, and a malformed one is refused withou
 than its declared, capped length. D3: where a frame would not be smaller there is none.
 """
 
+import hashlib
 import itertools
 import json
 import re
@@ -186,12 +187,15 @@ def rebuild(frame: Frame, base: bytes) -> bytes:
         raise Malformed(f"the copies are more than {COPY_TIMES_MAX} times the base")
     inserted = _inflated(frame, base) if frame.deflate else frame.payload
     try:
-        target = delta.apply(base, frame.ops, inserted)
+        pieces = delta.pieces_of(base, frame.ops, inserted)
     except ValueError as error:
         raise Malformed(str(error)) from None
-    if sha256_hex(target) != frame.target:
+    digest = hashlib.sha256()
+    for piece in pieces:
+        digest.update(piece)
+    if digest.hexdigest() != frame.target:  # before anything is built
         raise Malformed("the rebuilt body does not have the digest that the frame names")
-    return target
+    return b"".join(pieces)
 
 
 def _multiplies(ops: List[Op], base: bytes) -> bool:

@@ -328,7 +328,7 @@ def test_d2_copies_that_multiply_the_base_are_refused_before_anything_is_built(
     most, base = wire.COPY_TIMES_MAX, bytes(1_000)
     with pytest.raises(Malformed, match="the digest"):
         rebuild(parse_frame(multiplied(most), length_max=LENGTH_MAX), base)
-    monkeypatch.setattr(delta_module, "apply", None)
+    monkeypatch.setattr(delta_module, "pieces_of", None)
     with pytest.raises(Malformed, match="more than 16 times the base"):
         rebuild(parse_frame(multiplied(most + 1), length_max=LENGTH_MAX), base)
 
@@ -375,8 +375,9 @@ def test_d2_what_is_refused_takes_no_more_than_its_capped_length(name: str) -> N
     finally:
         tracemalloc.stop()
 
-    # The line as bytes and text, and twice the length: inserted, and in its place.
-    assert peak < 4 * 262_144 + 2 * LENGTH + 200_000
+    # The line as bytes and text; and the length, inflated: nothing is built of it. (zlib holds what
+    # it inflates twice for a moment: of lengths far above the line's that shows.)
+    assert peak < 4 * 262_144 + LENGTH + 200_000
 
 
 def test_d3_there_is_no_frame_for_what_is_shorter_in_full() -> None:
