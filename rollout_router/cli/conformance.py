@@ -23,10 +23,9 @@ import rollout_router
 from rollout_router.cli.flags import ExitCode, flag, json_flag
 from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.harness import HARNESSES
-from rollout_router.harness.compare import Run
 from rollout_router.harness.install import CannotInstall, install
 from rollout_router.harness.isolation import NotIsolated, isolate
-from rollout_router.harness.plan import MODES, Mode
+from rollout_router.harness.plan import MODES
 from rollout_router.harness.port import Dialect, Harness
 from rollout_router.harness.report import SCHEMA, Variant, findings, page, summary, tables
 from rollout_router.harness.run import RunFailed, run
@@ -120,7 +119,7 @@ def conformance(ctx: click.Context, /, **options: Any) -> None:
     folder = Path(tempfile.mkdtemp(prefix="rr-", dir="/var/tmp"))
     try:
         found = [
-            summary(_Runs(harness, places[harness.name], dialect, SCENARIOS[name]).all(folder))
+            summary(_played(harness, places[harness.name], dialect, SCENARIOS[name], folder=folder))
             for harness in chosen
             for dialect in harness.dialects
             if dialect in spoken
@@ -151,38 +150,19 @@ def install_only(*, cache: Path, harnesses: Sequence[str]) -> None:
         click.echo(_install(HARNESSES[name], cache))
 
 
-class _Runs:
-    """The runs of one harness in one dialect and one scenario."""
-
-    def __init__(
-        self, harness: Harness, installed: Path, dialect: Dialect, scenario: Scenario
-    ) -> None:
-        self._harness = harness
-        self._installed = installed
-        self._dialect = dialect
-        self._scenario = scenario
-
-    def all(self, folder: Path) -> Variant:
-        runs = [self._one(folder, mode) for mode in MODES[self._scenario.name]]
-        return Variant(
-            harness=self._harness.name, dialect=self._dialect, scenario=self._scenario, runs=runs
-        )
-
-    def _one(self, folder: Path, mode: Mode) -> Run:
-        own = folder / "run"
+def _played(
+    harness: Harness, installed: Path, dialect: Dialect, scenario: Scenario, *, folder: Path
+) -> Variant:
+    """One harness in one dialect and one scenario; what each run leaves is named after it."""
+    runs = []
+    for mode in MODES[scenario.name]:
+        _say(f"{harness.name}, {dialect}, {scenario.name}: {mode.value}")
+        own = folder / "run"  # the same path for each, because prompts name it
         own.mkdir()
-        _say(f"{self._harness.name}, {self._dialect}, {self._scenario.name}: {mode.value}")
-        ended = run(
-            self._harness,
-            self._installed,
-            own,
-            dialect=self._dialect,
-            scenario=self._scenario,
-            mode=mode,
-        )
-        name = f"{self._harness.name}-{self._dialect}-{self._scenario.name}-{mode.name.lower()}"
+        runs.append(run(harness, installed, own, dialect=dialect, scenario=scenario, mode=mode))
+        name = f"{harness.name}-{dialect}-{scenario.name}-{mode.name.lower()}"
         own.rename(folder / name)
-        return ended
+    return Variant(harness=harness.name, dialect=dialect, scenario=scenario, runs=runs)
 
 
 def _install(harness: Harness, cache: Path) -> Path:

@@ -150,7 +150,7 @@ def _document(name: str, rollout_id: str, pointed: Pointed) -> dict[str, Any]:
 
 
 def _print(name: str, home: Path, pointed: Pointed) -> None:
-    """Sections that can be copied to a shell, with comments between."""
+    """Commands and variables as a shell takes them; files as they are, each under its path."""
     if pointed.shim:
         click.echo("# The shim, a file of `rollout-router shim build shim`, beside the harness:")
         click.echo(f"{shlex.join(pointed.shim)}\n")

@@ -21,7 +21,6 @@ __all__ = ["ASPECTS", "Finding", "Run", "Seen", "differences", "faults"]
 _OK: Final = 200
 _SHOWN: Final = 60  # characters before and after the place where two requests part
 
-
 ASPECTS: Final = (
     "requests",
     "tool calls",

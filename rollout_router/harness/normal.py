@@ -36,7 +36,10 @@ def _numbered(name: str, why: str, pattern: str) -> Rule:
 
     def apply(text: str) -> tuple[str, int]:
         seen: dict[str, int] = {}
-        number = lambda found: f"<{name} {seen.setdefault(found[0], len(seen) + 1)}>"  # noqa: E731 - one line
+
+        def number(found: re.Match[str]) -> str:
+            return f"<{name} {seen.setdefault(found[0], len(seen) + 1)}>"
+
         return compiled.subn(number, text)
 
     return Rule(name=name, why=why, apply=apply)

@@ -90,8 +90,9 @@ def summary(variant: Variant) -> dict[str, Any]:
 
 def tables(variants: Iterable[Mapping[str, Any]]) -> list[Table]:
     """Differences, bytes and stages of a call, from :func:`summary` of each variant."""
+    variants = list(variants)
     rows = [(variant, run) for variant in variants for run in variant["runs"]]
-    return [_difference_table(rows), _byte_table(rows), _stage_table(rows), _rule_table(rows)]
+    return [_difference_table(rows), _byte_table(rows), _stage_table(rows), _rule_table(variants)]
 
 
 def findings(variants: Iterable[Mapping[str, Any]]) -> list[str]:
@@ -116,17 +117,9 @@ def page(document: Mapping[str, Any]) -> str:
     reached = "loopback alone" if document["loopback_only"] else "the machine's network too"
     lines.append(f"- network that the harnesses could reach: {reached}")
     found = [f"- {line}" for line in findings(document["variants"])] or ["None."]
-    parts = [
-        _INTRODUCTION + "## Versions and configuration",
-        "",
-        *lines,
-        "",
-        "## Findings",
-        "",
-        *found,
-        "",
-    ]
-    return "\n".join([*parts, *map(_markdown, tables(document["variants"]))])
+    sections = {"Versions and configuration": lines, "Findings": found}
+    parts = ["\n".join([f"## {title}", "", *listed, ""]) for title, listed in sections.items()]
+    return _INTRODUCTION + "\n".join([*parts, *map(_markdown, tables(document["variants"]))])
 
 
 def _markdown(table: Table) -> str:
@@ -264,13 +257,11 @@ def _stage_table(rows: _Rows) -> Table:
     )
 
 
-def _rule_table(rows: _Rows) -> Table:
+def _rule_table(variants: Iterable[Mapping[str, Any]]) -> Table:
     used: dict[str, list[str]] = {}
-    for variant, run in rows:
-        if run is variant["runs"][0]:
-            for rule, count in variant["rules"].items():
-                name = ", ".join([variant["harness"], variant["dialect"], variant["scenario"]])
-                used.setdefault(rule, []).append(f"{name}: {count}")
+    for variant in variants:
+        for rule, count in variant["rules"].items():
+            used.setdefault(rule, []).append(f"{', '.join(_name(variant))}: {count}")
     return Table(
         title="Rules by which requests were made equal, and how often",
         columns=["rule", "why", "used"],

@@ -84,7 +84,7 @@ def gateway(tmp_path: Path) -> Iterator[Gateway]:
 
 def run(installed: Path, folder: Path, setup: Setup, target: Target) -> "list[str]":
     """What it printed."""
-    for name in ("home", "work"):
+    for name in ("home", "task"):
         (folder / name).mkdir()
     for path, text in setup.files.items():
         file = folder / "home" / path
@@ -93,7 +93,7 @@ def run(installed: Path, folder: Path, setup: Setup, target: Target) -> "list[st
     done = subprocess.run(
         OpenCode().command(installed, target, "Do what the model asks for."),
         env={"PATH": os.environ["PATH"], **setup.environment},
-        cwd=folder / "work",
+        cwd=folder / "task",
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -128,7 +128,7 @@ def test_a_run_through_the_shim_gives_what_the_model_said(
         base_url=f"{shim.url}/ng-rollout/{ROLLOUT}/v1", model="scripted", dialect=dialect
     )
     setup = opencode.set_up(PurePosixPath(tmp_path / "home"), target)
-    setup = replace(setup, files={**setup.files, PurePosixPath("../work/opencode.json"): TASKS})
+    setup = replace(setup, files={**setup.files, PurePosixPath("../task/opencode.json"): TASKS})
     told = opencode.read(run(installed, tmp_path, setup, target))
     shim.service.stop()
     assert (told.answer, told.model_calls) == ("done after 6 tool calls", 7)
@@ -165,7 +165,7 @@ def test_a_replacement_prompt_in_a_users_configuration_arrives_as_written(
         files = {folder / "opencode.jsonc": text, folder / "notes.txt": notes}
     else:
         environment["OPENCODE_CONFIG_CONTENT"] = text
-        files = {PurePosixPath("../work/notes.txt"): notes}  # it looks from where it was started
+        files = {PurePosixPath("../task/notes.txt"): notes}  # it looks from where it was started
     run(installed, tmp_path, Setup(files=files, environment=environment), target)
     for document in documents(tmp_path):
         assert document["model"] == target.model

@@ -46,6 +46,8 @@ from rollout_router.transport.sandbox.wire import (
 
 __all__ = [
     "BASES_BYTES_MAX",
+    "BODY_BYTES_MAX",
+    "SHORT_BYTES",
     "TRANSITIONS",
     "Abort",
     "Client",
@@ -63,6 +65,8 @@ __all__ = [
 ]
 
 BASES_BYTES_MAX = 64 * 1024 * 1024  # a sandbox has one rollout: four bodies of several megabytes
+BODY_BYTES_MAX = 64 * 1024 * 1024  # above it a body is streamed, and never kept or sent as a frame
+SHORT_BYTES = 65_536  # an answer that is not handed on is read to its end up to here
 _ORIGINS_MAX = 256
 _TALLIES_MAX = 4_096
 

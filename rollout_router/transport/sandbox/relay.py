@@ -9,11 +9,12 @@ connection. When the harness goes away, the connection to the gateway is closed 
 import contextlib
 import itertools
 import socket
-from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple, Union
+from typing import Callable, Iterator, List, NamedTuple, Optional, Tuple
 
 from rollout_router.transport.sandbox.answers import linger, reset_when_closed, say
-from rollout_router.transport.sandbox.bases import Base
 from rollout_router.transport.sandbox.client import (
+    BODY_BYTES_MAX,
+    SHORT_BYTES,
     Abort,
     Client,
     Deliver,
@@ -53,10 +54,9 @@ from rollout_router.transport.sandbox.wire import (
     without,
 )
 
-__all__ = ["BODY_BYTES_MAX", "Options", "Relay"]
+__all__ = ["Options", "Relay"]
 
-BODY_BYTES_MAX = 64 * 1024 * 1024  # above it a body is streamed, and never kept or sent as a frame
-_SMALL_BYTES = 65_536  # an answer that is not handed on is read to its end up to here
+_ONE_WRITE_BYTES = 65_536  # a body up to here goes out with its head
 
 
 class Options(NamedTuple):
@@ -192,7 +192,13 @@ class Relay:
                 step = self._client.settle(outgoing, answer.status, answer.headers, looked or b"")
                 lap(self._laps, DELTA)
                 if isinstance(step, Deliver):
-                    self._note(rollout, outgoing.sent.value, outgoing.target, bytes_sent)
+                    self._note(
+                        rollout,
+                        outgoing.sent.value,
+                        sha=outgoing.target.sha,
+                        bytes_full=len(body),
+                        bytes_sent=bytes_sent,
+                    )
                     answer = answer._replace(headers=step.headers)
                     return self._deliver(request, answer, exchange, looked=looked)
                 if isinstance(step, Abort):
@@ -220,7 +226,7 @@ class Relay:
         if framing.body is Body.CHUNKED:
             headers = [*headers, ("Transfer-Encoding", "chunked")]
         buffers = [self._written(request, headers)]
-        if framing.body is Body.LENGTH and framing.length <= _SMALL_BYTES:
+        if framing.body is Body.LENGTH and framing.length <= _ONE_WRITE_BYTES:
             buffers += body
         size = sum(map(len, buffers[1:]))
         lap(self._laps, LOCAL_HOP)
@@ -242,7 +248,7 @@ class Relay:
             if unmarked is None:
                 raise Cut("the gateway asked for a body that it has; the connection is aborted")
             answer = answer._replace(headers=unmarked)
-            self._note(rollout, "passed", size, size)
+            self._note(rollout, "passed", sha=None, bytes_full=size, bytes_sent=size)
             if not exchange.answered_early:
                 return self._deliver(request, answer, exchange)
             self._deliver(request, answer, exchange, last=True)
@@ -303,15 +309,21 @@ class Relay:
         return goes_on
 
     def _note(
-        self, rollout: Optional[str], sent: str, body: Union[Base, int], bytes_sent: int
+        self,
+        rollout: Optional[str],
+        sent: str,
+        *,
+        sha: Optional[str],
+        bytes_full: int,
+        bytes_sent: int,
     ) -> None:
-        """What stands in the line of a timed call; of what passed only its size is known."""
+        """What stands in the line of a call that is timed."""
         if self._laps is not None:
             self._laps.line = {
                 "rollout": rollout,
                 "sent": sent,
-                "sha256": None if isinstance(body, int) else body.sha,
-                "bytes_full": body if isinstance(body, int) else len(body.body),
+                "sha256": sha,
+                "bytes_full": bytes_full,
                 "bytes_sent": bytes_sent,
             }
 
@@ -354,6 +366,6 @@ def _collected(body: Iterator[bytes], bytes_max: int) -> Tuple[bytes, bool]:
 def _small_body(exchange: Exchange) -> Optional[bytes]:
     """The whole body where it is known to be small; None, and nothing read, where it is not."""
     framing = exchange.framing
-    if framing.body is not Body.LENGTH or framing.length > _SMALL_BYTES:
+    if framing.body is not Body.LENGTH or framing.length > SHORT_BYTES:
         return None
     return b"".join(exchange.body())

@@ -13,10 +13,10 @@ import threading
 import time
 from typing import Any, Callable, Dict, Optional
 
-from rollout_router.transport.sandbox.client import BASES_BYTES_MAX, Client
+from rollout_router.transport.sandbox.client import BASES_BYTES_MAX, BODY_BYTES_MAX, Client
 from rollout_router.transport.sandbox.http1 import is_header_name
 from rollout_router.transport.sandbox.pool import IDLE_S, Pool, parse_gateway
-from rollout_router.transport.sandbox.relay import BODY_BYTES_MAX, Options, Relay
+from rollout_router.transport.sandbox.relay import Options, Relay
 from rollout_router.transport.sandbox.stages import Timings
 from rollout_router.transport.sandbox.start import LOOPBACK, listen
 from rollout_router.transport.sandbox.wire import ROLLOUT_HEADER, is_rollout_id

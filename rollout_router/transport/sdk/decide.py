@@ -14,6 +14,8 @@ from typing import Any, NamedTuple, TypedDict
 
 from rollout_router.transport.sandbox.client import (
     BASES_BYTES_MAX,
+    BODY_BYTES_MAX,
+    SHORT_BYTES,
     Abort,
     Client,
     Deliver,
@@ -22,7 +24,6 @@ from rollout_router.transport.sandbox.client import (
     is_eligible,
 )
 from rollout_router.transport.sandbox.http1 import is_header_name
-from rollout_router.transport.sandbox.relay import BODY_BYTES_MAX
 from rollout_router.transport.sandbox.wire import (
     ROLLOUT_HEADER,
     Headers,
@@ -34,7 +35,6 @@ from rollout_router.transport.sandbox.wire import (
 
 __all__ = ["Asked", "Pass", "Sender", "Settings", "is_short"]
 
-_SHORT_BYTES = 65_536  # an answer that is not handed on is read to its end up to here
 _logger = logging.getLogger(__name__)
 
 
@@ -154,7 +154,7 @@ class Sender:
 def is_short(headers: Headers) -> bool:
     """Whether an answer's body is known to be small enough to be read and dropped."""
     length = _length(headers)
-    return length is not None and length <= _SHORT_BYTES
+    return length is not None and length <= SHORT_BYTES
 
 
 def _length(headers: Headers) -> int | None:
