@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Final
@@ -35,6 +36,8 @@ STOP_S: Final = 45.0
 """Longer than the gateway takes to drain."""
 
 _SHOWN: Final = 20  # lines of the log
+_PROGRAM: Final = "from rollout_router.cli.main import main; main(prog_name='rollout-router')"
+_WITH_US: Final = "from rollout_router.transport.sandbox import parent; parent.terminate_with({}); "
 
 
 class ServiceFailed(Exception):  # noqa: N818 - named by what happened
@@ -72,13 +75,14 @@ class Service:
         """Wait for a line that holds *text*; lines before it are passed over.
 
         Raises:
-            ServiceFailed: it ended, or logged no such line in time.
+            ServiceFailed: it ended, or logged no such line within ``READY_S``.
         """
+        deadline_s = time.monotonic() + READY_S
         while True:
             try:
-                line = self._lines.get(timeout=READY_S)
+                line = self._lines.get(timeout=max(0.0, deadline_s - time.monotonic()))
             except queue.Empty:
-                raise self.failed(f"did not say {text!r} within {READY_S:.0f} s") from None
+                raise self.failed(f"did not say {text!r} within {READY_S:g} s") from None
             if line is None:
                 raise self.failed(f"ended before it said {text!r}")
             if text in line:
@@ -121,6 +125,8 @@ class Service:
 class Gateway:
     """``rollout-router serve`` with two workers, ready when constructed.
 
+    It ends by itself, too, when this process is gone.
+
     Args:
         folder: exists; gets the store, ``ready.json`` and ``gateway.log``.
         arguments: more flags of ``serve``.
@@ -139,7 +145,7 @@ class Gateway:
         self.service = Service(
             "the gateway",
             [
-                *command("serve", "--port", "0", "--workers", "2"),
+                *_command(_WITH_US.format(os.getpid()), "serve", "--port", "0", "--workers", "2"),
                 *("--state-dir", str(self.state_dir), "--run-dir", str(run_dir or folder / "run")),
                 *("--ready-file", str(self.ready_file), *arguments),
             ],
@@ -210,9 +216,12 @@ def _stopped_on_error(service: Service) -> Iterator[None]:
 
 def command(*arguments: str) -> list[str]:
     """The command line of ``rollout-router`` with *arguments*, in this Python."""
-    program = "from rollout_router.cli.main import main; main(prog_name='rollout-router')"
+    return _command("", *arguments)
+
+
+def _command(before: str, *arguments: str) -> list[str]:
     # -P: nothing in the current directory stands in for a module
-    return [sys.executable, "-P", "-c", program, *arguments]
+    return [sys.executable, "-P", "-c", before + _PROGRAM, *arguments]
 
 
 def environment() -> dict[str, str]:

@@ -4,7 +4,6 @@
 import importlib.util
 import json
 import shutil
-import signal
 import sys
 import tempfile
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollout_router.cli.flags import ExitCode, flag, json_flag
+from rollout_router.cli.interrupts import unwind_on_signals
 from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.demo.conversation import Rollout, Unplayable, turns
 from rollout_router.demo.generated import COUNT, generate
@@ -63,9 +63,7 @@ def demo(*, rollouts: Path | None, count: int | None, keep: bool, as_json: bool)
         given = generate(count or COUNT) if rollouts is None else read_rollouts(rollouts)
     except (Unplayable, OSError) as error:
         _end(str(error), ExitCode.USAGE)
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:  # what nohup set stays
-            signal.signal(number, _interrupted)
+    unwind_on_signals()
     try:
         with _folder(keep=keep) as folder:
             performance = _perform(given, folder)
@@ -216,10 +214,6 @@ def _print_proof(performance: "Performance", found: Sequence[Any]) -> None:
         )
     else:
         click.echo(f"The proof fails: {len(found)} differences or failures, each named below.")
-
-
-def _interrupted(number: int, _: object) -> NoReturn:
-    sys.exit(128 + number)  # what was started is ended on the way out
 
 
 def _say(line: str) -> None:
