@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from rollout_router.cli.flags import ExitCode, ended_by, flag, json_flag
-from rollout_router.cli.terminal import printable, printable_lines
+from rollout_router.cli.terminal import printable
 from rollout_router.harness import HARNESSES
 from rollout_router.harness.install import installed_path
 from rollout_router.harness.opencode import OpenCode
@@ -150,16 +150,22 @@ def _document(name: str, rollout_id: str, pointed: Pointed) -> dict[str, Any]:
 
 
 def _print(name: str, home: Path, pointed: Pointed) -> None:
-    """Commands and variables as a shell takes them; files as they are, each under its path."""
+    """Lines that a shell takes as they are."""
     if pointed.shim:
         click.echo("# The shim, a file of `rollout-router shim build shim`, beside the harness:")
-        click.echo(f"{shlex.join(pointed.shim)}\n")
+        click.echo(f"{shlex.join(pointed.shim)} &\n")
+    click.echo("# The files, for their owner alone:\numask 077")
     for path, text in pointed.setup.files.items():
-        click.echo(f"# The file {printable(home / path)}:")
-        click.echo(f"{printable_lines(text)}\n")
-    click.echo("# The environment, beside PATH:")
+        click.echo(_written(home / path, text))
+    click.echo("\n# The environment, beside PATH:")
     for variable, value in pointed.setup.environment.items():
         click.echo(f"export {variable}={shlex.quote(value)}")
     spoken = pointed.target.dialect.value
     click.echo(f"\n# {name}, calling {pointed.target.base_url} in the dialect {spoken}:")
     click.echo(f"{shlex.join(pointed.command)} </dev/null")
+
+
+def _written(path: Path, text: str) -> str:
+    """A command that writes *text* to *path*."""
+    folder, to = shlex.quote(str(path.parent)), shlex.quote(str(path))
+    return f"mkdir -p {folder} && printf %s {shlex.quote(text)} >{to}"

@@ -2,7 +2,9 @@
 """``rollout-router harness``: what it prints, writes and refuses."""
 
 import json
+import os
 import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -63,10 +65,34 @@ def test_people_get_lines_for_a_shell(tmp_path: Path) -> None:
     home = tmp_path / "it's"
     done = run("--home", home, "--prompt", "a b", name="pi")
     lines = done.stdout.splitlines()
-    assert "python3 -I -S shim --gateway http://g:8 --port 8377" in lines
+    assert "python3 -I -S shim --gateway http://g:8 --port 8377 &" in lines
     assert f"export HOME={shlex.quote(str(home))}" in lines
     assert lines[-1].endswith(" 'a b' </dev/null")
-    assert f"# The file {home}/.pi/agent/models.json:" in lines
+
+
+@pytest.mark.parametrize("name", ["codex", "opencode", "pi", "hermes"])
+def test_pasted_into_a_shell_it_writes_the_files_and_sets_the_environment(
+    tmp_path: Path, name: str
+) -> None:
+    home, running = tmp_path / "it's", ("--shim-url", "http://127.0.0.1:8377")
+    found = document("--home", home, "--prompt", "it's", *running, name=name)
+    printed = run("--home", home, "--prompt", "it's", *running, name=name).stdout
+    pasted, _, command = printed.partition(f"# {name}, calling ")
+    assert shlex.split(command.partition("\n")[2]) == [*found["command"], "</dev/null"]
+    done = subprocess.run(
+        ["sh", "-e"],
+        input=f"{pasted}env -0",
+        env={"PATH": os.environ["PATH"]},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    environment = dict(line.split("=", 1) for line in done.stdout.split("\0")[:-1])
+    assert found["environment"].items() <= environment.items()
+    for path, text in found["files"].items():
+        assert (home / path).read_text() == text
+        assert (home / path).stat().st_mode & 0o777 == 0o600
 
 
 def test_files_are_written_when_asked_and_never_over_others_unasked(tmp_path: Path) -> None:
