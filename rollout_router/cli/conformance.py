@@ -11,7 +11,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -21,8 +22,10 @@ from rich.table import Table as Shown
 
 import rollout_router
 from rollout_router.cli.flags import ExitCode, flag, json_flag
+from rollout_router.cli.interrupts import unwind_on_signals
 from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.harness import HARNESSES
+from rollout_router.harness.compare import Failure, Run
 from rollout_router.harness.install import CannotInstall, install
 from rollout_router.harness.isolation import NotIsolated, isolate
 from rollout_router.harness.plan import MODES
@@ -104,6 +107,8 @@ _harness_flag = flag(
 def conformance(ctx: click.Context, /, **options: Any) -> None:
     """Run harnesses with deltas and in full, and compare what they and the model saw.
 
+    A run that fails is a finding, and the others go on.
+
     Exit codes: 0 no difference; 1 a difference, or a run that failed; 4 one cannot be installed.
     """
     if ctx.invoked_subcommand is not None:
@@ -113,11 +118,12 @@ def conformance(ctx: click.Context, /, **options: Any) -> None:
     chosen = [harness for harness in chosen if spoken.intersection(harness.dialects)]
     if not chosen:
         raise click.UsageError("none of these harnesses speaks one of these dialects")
+    unwind_on_signals()
     places = {harness.name: _install(harness, options["cache"]) for harness in chosen}
     isolated = _isolate()
     # Not below the current directory: the paths of sockets are short.
     folder = Path(tempfile.mkdtemp(prefix="rr-", dir="/var/tmp"))
-    try:
+    with _kept_on_error(folder):
         found = [
             summary(_played(harness, places[harness.name], dialect, SCENARIOS[name], folder=folder))
             for harness in chosen
@@ -125,19 +131,25 @@ def conformance(ctx: click.Context, /, **options: Any) -> None:
             if dialect in spoken
             for name in options["scenarios"]
         ]
-    except (RunFailed, ServiceFailed) as error:
+        document = _document(chosen, found, isolated=isolated)
+        if options["as_json"]:
+            click.echo(json.dumps(document))
+        else:
+            _print(found)
+        if options["evidence"]:
+            options["evidence"].write_text(page(document))
+        if document["findings"]:
+            sys.exit(ExitCode.FAILED)
+
+
+@contextmanager
+def _kept_on_error(folder: Path) -> Iterator[None]:
+    """Remove *folder* in the end, or say where it is where not all went well."""
+    try:
+        yield
+    except BaseException:
         _say(f"what the runs left is in {folder}")
-        _end(f"{error}", ExitCode.FAILED)
-    document = _document(chosen, found, isolated=isolated)
-    if options["as_json"]:
-        click.echo(json.dumps(document))
-    else:
-        _print(found)
-    if options["evidence"]:
-        options["evidence"].write_text(page(document))
-    if document["findings"]:
-        _say(f"what the runs left is in {folder}")
-        sys.exit(ExitCode.FAILED)
+        raise
     shutil.rmtree(folder)
 
 
@@ -154,14 +166,20 @@ def _played(
     harness: Harness, installed: Path, dialect: Dialect, scenario: Scenario, *, folder: Path
 ) -> Variant:
     """One harness in one dialect and one scenario; what each run leaves is named after it."""
-    runs = []
+    runs: list[Run | Failure] = []
     for mode in MODES[scenario.name]:
         _say(f"{harness.name}, {dialect}, {scenario.name}: {mode.value}")
         own = folder / "run"  # the same path for each, because prompts name it
         own.mkdir()
-        runs.append(run(harness, installed, own, dialect=dialect, scenario=scenario, mode=mode))
-        name = f"{harness.name}-{dialect}-{scenario.name}-{mode.name.lower()}"
-        own.rename(folder / name)
+        try:
+            runs.append(run(harness, installed, own, dialect=dialect, scenario=scenario, mode=mode))
+        except (RunFailed, ServiceFailed) as error:
+            text = "\n".join([str(error), *getattr(error, "__notes__", ())])
+            _say(f"the run failed: {text}")
+            runs.append(Failure(mode=mode, text=text))
+        finally:
+            name = f"{harness.name}-{dialect}-{scenario.name}-{mode.name.lower()}"
+            own.rename(folder / name)
     return Variant(harness=harness.name, dialect=dialect, scenario=scenario, runs=runs)
 
 

@@ -6,23 +6,26 @@ would have been (H1, S1): the same requests, tool calls, answers and end.
 """
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from rollout_router.harness.model_log import Seen
 from rollout_router.harness.normal import normalised, same
 from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.port import Told
 from rollout_router.harness.scenario import ANSWER_ID, Scenario
-from rollout_router.harness.transcript import Recorded, Transcript
+from rollout_router.harness.transcript import Transcript
 
-__all__ = ["ASPECTS", "Finding", "Run", "Seen", "differences", "faults"]
+__all__ = ["ASPECTS", "Failure", "Finding", "Run", "differences", "faults"]
 
 _OK: Final = 200
 _SHOWN: Final = 60  # characters before and after the place where two requests part
 
 ASPECTS: Final = (
+    "run",
     "requests",
+    "headers",
     "tool calls",
     "answer",
     "usage",
@@ -41,14 +44,6 @@ class Finding:
 
     aspect: str  # of ASPECTS
     text: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Seen:
-    """One request as the model saw it, and the id of the answer that it gave."""
-
-    request_sha256: str
-    answer_id: str | None  # None: it answered with an error, or not at all
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -82,6 +77,14 @@ class Run:
         return self.bytes_full / self.bytes_plain
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failure:
+    """A run that came to no end which can be compared; *text* says where it stopped."""
+
+    mode: Mode
+    text: str
+
+
 def faults(run: Run, scenario: Scenario) -> list[Finding]:
     """What is wrong with one run, whatever the others did; empty where nothing is."""
     found = {
@@ -104,14 +107,14 @@ def faults(run: Run, scenario: Scenario) -> list[Finding]:
 def differences(run: Run, reference: Run, used: Counter[str]) -> list[Finding]:
     """What model or harness saw differently in *run*; the rules that were needed go to *used*."""
     pairs = (
-        ("answer", run.told.answer, reference.told.answer),
-        ("answer", run.told.model_calls, reference.told.model_calls),
-        ("usage", dict(run.told.usage), dict(reference.told.usage)),
-        ("exit code", run.exit_code, reference.exit_code),
+        ("answer", "the final answer", run.told.answer, reference.told.answer),
+        ("answer", "answers taken in", run.told.model_calls, reference.told.model_calls),
+        ("usage", "LLM tokens", dict(run.told.usage), dict(reference.told.usage)),
+        ("exit code", "the exit code", run.exit_code, reference.exit_code),
     )
     found = [
-        Finding(aspect=aspect, text=f"{mine!r}, {reference.mode.value} {theirs!r}")
-        for aspect, mine, theirs in pairs
+        Finding(aspect=aspect, text=f"{what}: {mine!r}, {reference.mode.value} {theirs!r}")
+        for aspect, what, mine, theirs in pairs
         if mine != theirs
     ]
     mine, theirs = run.transcript.tool_calls, reference.transcript.tool_calls
@@ -119,8 +122,13 @@ def differences(run: Run, reference: Run, used: Counter[str]) -> list[Finding]:
         if not same(repr(mine.get(key)), repr(theirs.get(key)), used):
             text = f"{key}: {mine.get(key)}, {reference.mode.value} {theirs.get(key)}"
             found.append(Finding(aspect="tool calls", text=text))
-    texts = _request_differences(run.transcript.calls, reference.transcript.calls, used)
-    return found + [Finding(aspect="requests", text=text) for text in texts]
+    for aspect, ours, other in (
+        ("requests", _requests(run), _requests(reference)),
+        ("headers", _headers(run), _headers(reference)),
+    ):
+        texts = _unequal(ours, other, used)
+        found += [Finding(aspect=aspect, text=text) for text in texts]
+    return found
 
 
 def _expected(problem: str, scenario: Scenario) -> bool:
@@ -196,37 +204,43 @@ def _byte_faults(run: Run) -> list[str]:
     ):
         floor = floors.get((run.scenario, run.mode), 1.0)
         if run.mode.deltas and times < floor:
-            found.append(f"{times:.1f} {what}, expected {floor:.0f} or more")
+            found.append(f"{times:.2f} {what}, expected {floor:.0f} or more")
     return found
 
 
-def _request_differences(
-    mine: Sequence[Recorded], theirs: Sequence[Recorded], used: Counter[str]
+def _requests(run: Run) -> Counter[tuple[str, str]]:
+    return Counter((call.path, call.request) for call in run.transcript.calls)
+
+
+def _headers(run: Run) -> Counter[tuple[str, str]]:
+    return Counter((one.path, one.headers) for one in run.seen)
+
+
+def _unequal(
+    left: Counter[tuple[str, str]], right: Counter[tuple[str, str]], used: Counter[str]
 ) -> list[str]:
-    """Requests of parallel conversations come in any order, so they are counted."""
-    left = Counter((call.path, call.request) for call in mine)
-    right = Counter((call.path, call.request) for call in theirs)
+    """What stands on one side alone; parallel conversations come in any order, so all count."""
     left, right = _plain(left - right, used), _plain(right - left, used)
     left, right = left - right, right - left
     pairs = zip(sorted(left.elements()), sorted(right.elements()), strict=False)
     found = [_parted(one, other) for one, other in pairs]
     if left.total() != right.total():
-        found.append(f"{left.total()} requests are new, {right.total()} are missing")
+        found.append(f"{left.total()} are new, {right.total()} are missing")
     return found
 
 
-def _plain(requests: Counter[tuple[str, str]], used: Counter[str]) -> Counter[tuple[str, str]]:
-    """What is left of the requests under the rules."""
+def _plain(texts: Counter[tuple[str, str]], used: Counter[str]) -> Counter[tuple[str, str]]:
+    """What is left of them under the rules."""
     plain: Counter[tuple[str, str]] = Counter()
-    for path, request in requests.elements():
-        text, rules = normalised(request)
-        plain[path, text] += 1
+    for path, text in texts.elements():
+        same_text, rules = normalised(text)
+        plain[path, same_text] += 1
         used.update(rules)
     return plain
 
 
 def _parted(one: tuple[str, str], other: tuple[str, str]) -> str:
-    """Where two requests begin to differ."""
+    """Where two of them begin to differ."""
     (path, mine), (_, theirs) = one, other
     at = next((i for i, (a, b) in enumerate(zip(mine, theirs, strict=False)) if a != b), len(mine))
     start, end = max(0, at - _SHOWN), at + _SHOWN

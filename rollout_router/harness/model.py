@@ -54,8 +54,9 @@ class ConformanceModel:
     Args:
         scenario: what is played.
         log: gets a line of JSON for each request, in the order of their arrival: ``number`` (from
-            1), ``path``, ``sha256``, ``body`` (as text), ``answer_id``, ``conversation``, ``done``
-            (steps), ``fault`` (null: an answer in full) and ``usage`` (input, output).
+            1), ``path``, ``query``, ``headers`` (pairs, as they came), ``sha256``, ``body`` (as
+            text), ``answer_id``, ``conversation``, ``done`` (steps), ``fault`` (null: an answer in
+            full) and ``usage`` (input, output).
         context_llm_tokens: of the model, as the harness was told; nearly as many are reported as
             used where the harness is to compact.
     """
@@ -132,6 +133,8 @@ class ConformanceModel:
         line = {
             "number": self._numbers,
             "path": request.path,
+            "query": request.query.decode(),
+            "headers": [[part.decode("latin-1") for part in pair] for pair in request.headers],
             "sha256": hashlib.sha256(request.body).hexdigest(),
             "body": text,
             "answer_id": reply.answer_id,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Final
 
-from rollout_router.harness.compare import ASPECTS, Finding, Run, differences, faults
+from rollout_router.harness.compare import ASPECTS, Failure, Finding, Run, differences, faults
 from rollout_router.harness.normal import RULES
 from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.port import Dialect
@@ -15,7 +15,7 @@ from rollout_router.harness.scenario import Scenario
 
 __all__ = ["SCHEMA", "Table", "Variant", "findings", "page", "summary", "tables"]
 
-SCHEMA: Final = 2
+SCHEMA: Final = 3
 _SHOWN: Final = 3  # findings of one kind of one run
 _INTRODUCTION: Final = """\
 # Conformance
@@ -36,8 +36,9 @@ compactions, is their own.
   for, every command ran once and in order, every record is what the model saw and, by its
   digest, what the harness wrote, and each answer that the harness went on from stands in a
   record. It is compared with the run in full whose owner lived.
-- *requests* are compared byte by byte; where that fails, under the rules of the last table.
-  Requests of parallel conversations are compared without their order.
+- *requests* are compared byte by byte, and *headers* field by field, without those of the last
+  hop; where that fails, under the rules of the last table. Those of parallel conversations are
+  compared without their order. *run*: whether it came to an end that can be compared.
 - The commands' output is compressed 4.3 times by zlib; recorded outputs of 3 to 6 KB 2.6, 2.9 and
   4.3 times (quartiles). Ratios with compression are for texts like these. *not compressed* counts
   what the same frames would have had.
@@ -66,7 +67,7 @@ class Variant:
     harness: str
     dialect: Dialect
     scenario: Scenario
-    runs: Sequence[Run]
+    runs: Sequence[Run | Failure]
 
 
 def summary(variant: Variant) -> dict[str, Any]:
@@ -75,8 +76,11 @@ def summary(variant: Variant) -> dict[str, Any]:
     rules: Counter[str] = Counter()
     runs = []
     for run in variant.runs:
+        if isinstance(run, Failure):
+            runs.append(_failed(run))
+            continue
         found = faults(run, variant.scenario)
-        if run is not reference:
+        if isinstance(reference, Run) and run is not reference:
             found += differences(run, reference, rules)
         runs.append(_run(run, found))
     return {
@@ -92,11 +96,12 @@ def tables(variants: Iterable[Mapping[str, Any]]) -> list[Table]:
     """Differences, bytes and stages of a call, from :func:`summary` of each variant."""
     variants = list(variants)
     rows = [(variant, run) for variant in variants for run in variant["runs"]]
-    return [_difference_table(rows), _byte_table(rows), _stage_table(rows), _rule_table(variants)]
+    ended = [(variant, run) for variant, run in rows if not run["failed"]]
+    return [_difference_table(rows), _byte_table(ended), _stage_table(ended), _rule_table(variants)]
 
 
 def findings(variants: Iterable[Mapping[str, Any]]) -> list[str]:
-    """A line a finding, of each kind in each run the first ones alone: the document has all."""
+    """A line a finding, the first of each kind in each run alone: the document has all of it."""
     lines = []
     for variant in variants:
         for run in variant["runs"]:
@@ -105,7 +110,8 @@ def findings(variants: Iterable[Mapping[str, Any]]) -> list[str]:
             for finding in run["findings"]:
                 seen[finding["aspect"]] += 1
                 if seen[finding["aspect"]] <= _SHOWN:
-                    lines.append(f"{name}: {finding['aspect']}: {finding['text']}")
+                    text = finding["text"].partition("\n")[0]
+                    lines.append(f"{name}: {finding['aspect']}: {text}")
     return lines
 
 
@@ -135,6 +141,7 @@ _Rows = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
 def _run(run: Run, found: Sequence[Finding]) -> dict[str, Any]:
     return {
         "mode": run.mode.value,
+        "failed": False,
         "wall_s": round(run.wall_s, 2),
         "exit_code": run.exit_code,
         "calls": run.calls,
@@ -155,6 +162,11 @@ def _run(run: Run, found: Sequence[Finding]) -> dict[str, Any]:
         "stages_ms": _stages(run.timings),
         "findings": [asdict(finding) for finding in found],
     }
+
+
+def _failed(failure: Failure) -> dict[str, Any]:
+    finding = Finding(aspect="run", text=failure.text)
+    return {"mode": failure.mode.value, "failed": True, "findings": [asdict(finding)]}
 
 
 def _stages(timings: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
@@ -194,16 +206,16 @@ def _name(variant: Mapping[str, Any]) -> list[str]:
 
 def _difference_table(rows: _Rows) -> Table:
     def cells(run: Mapping[str, Any]) -> list[str]:
+        if run["failed"]:
+            return ["failed" if column == "run" else "-" for column in ("", "", *ASPECTS)]
         found = Counter(finding["aspect"] for finding in run["findings"])
-        return [str(found[aspect]) if found[aspect] else "same" for aspect in ASPECTS]
+        counts = [str(found[aspect]) if found[aspect] else "same" for aspect in ASPECTS]
+        return [str(run["calls"]), str(run["tool_calls"]), *counts]
 
     return Table(
         title="Differences from the run in full",
         columns=["harness", "scenario", "run", "calls", "tool calls made", *ASPECTS],
-        rows=[
-            [*_name(v), run["mode"], str(run["calls"]), str(run["tool_calls"]), *cells(run)]
-            for v, run in rows
-        ],
+        rows=[[*_name(v), run["mode"], *cells(run)] for v, run in rows],
     )
 
 

@@ -7,22 +7,25 @@ next request not written. Then the owner is killed, and the command goes on.
 
 import json
 import os
+import select
 import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
-from rollout_router.claims import FileClaimStore
-from rollout_router.harness.compare import Run, Seen
+from rollout_router.claims import ClaimsError, FileClaimStore
+from rollout_router.harness.compare import Run
+from rollout_router.harness.model_log import read_log
 from rollout_router.harness.model_server import model_command
 from rollout_router.harness.pause import NotReached, Pause
 from rollout_router.harness.plan import KILLS, Mode, context_llm_tokens
 from rollout_router.harness.port import Dialect, Harness, Setup, Target
-from rollout_router.harness.scenario import Fault, Scenario, prompt
+from rollout_router.harness.scenario import Scenario, prompt
 from rollout_router.harness.transcript import read_transcript
 from rollout_router.harness.workspace import make_workspace, verify
 from rollout_router.processes import Gateway, Service, ServiceFailed, Shim, kill_and_wait
@@ -69,7 +72,7 @@ def run(
         mode: how bodies travel, and whether the owner is killed.
 
     Raises:
-        RunFailed, ServiceFailed: nothing keeps running.
+        RunFailed, ServiceFailed: nothing keeps running, and what the run left stays in *folder*.
     """
     rollout_id = f"{harness.name}-{dialect}-{scenario.name}"
     home, work, records = folder / "home", folder / "work", folder / "records"
@@ -109,41 +112,34 @@ def run(
         )
         try:
             ended = _end(process, pause, lambda: _kill_owner(gateway, rollout_id))
-        except (NotReached, subprocess.TimeoutExpired) as error:
-            raise RunFailed(f"{folder.name}: the harness {error}\n{_output(folder)}") from error
-    with (folder / "stdout").open() as lines:
-        told = harness.read(lines)
-    sent = shim.statistics(rollout_id) if shim else told.sent
-    recorded = records / f"{rollout_id}.jsonl"
-    if not sent or not recorded.exists():
-        raise RunFailed(f"{folder.name}: the harness called no model\n{_output(folder)}")
-    return Run(
-        scenario=scenario.name,
-        mode=mode,
-        wall_s=ended.wall_s,
-        exit_code=ended.exit_code,
-        killed=ended.killed,
-        told=told,
-        transcript=read_transcript(recorded.read_text().splitlines()),
-        seen=tuple(_seen(line) for line in log.read_text().splitlines()),
-        verified=tuple(verify(work, scenario, subagents=harness.subagents)),
-        calls=sent["calls"],
-        bytes_full=sent["bytes_full"],
-        bytes_sent=sent["bytes_sent"],
-        bytes_plain=sent["bytes_plain"],
-        resyncs=sent["resyncs"],
-        timings=tuple(map(json.loads, timings.read_text().splitlines())) if shim else (),
-    )
-
-
-def _seen(line: str) -> Seen:
-    """A line of the model's log."""
-    document = json.loads(line)
-    answered = document["fault"] in {None, Fault.CUT}  # of a cut answer the beginning is recorded
-    return Seen(
-        request_sha256=document["sha256"],
-        answer_id=document["answer_id"] if answered else None,
-    )
+        except NotReached as error:
+            raise RunFailed(f"the harness {error}\n{_output(folder)}") from error
+    try:
+        with (folder / "stdout").open() as lines:
+            told = harness.read(lines)
+        sent = shim.statistics(rollout_id) if shim else told.sent
+        recorded = records / f"{rollout_id}.jsonl"
+        if not sent or not recorded.exists():
+            raise RunFailed(f"the harness called no model\n{_output(folder)}")
+        return Run(
+            scenario=scenario.name,
+            mode=mode,
+            wall_s=ended.wall_s,
+            exit_code=ended.exit_code,
+            killed=ended.killed,
+            told=told,
+            transcript=read_transcript(recorded.read_text().splitlines()),
+            seen=read_log(log.read_text().splitlines()),
+            verified=tuple(verify(work, scenario, subagents=harness.subagents)),
+            calls=sent["calls"],
+            bytes_full=sent["bytes_full"],
+            bytes_sent=sent["bytes_sent"],
+            bytes_plain=sent["bytes_plain"],
+            resyncs=sent["resyncs"],
+            timings=tuple(map(json.loads, timings.read_text().splitlines())) if shim else (),
+        )
+    except (KeyError, ValueError) as error:
+        raise RunFailed(f"what the run left cannot be read: {error!r}") from error
 
 
 def _end(
@@ -156,18 +152,39 @@ def _end(
         pause.wait_reached(process.pid, limit_s=_RUN_S)
         killed = kill_owner()
         pause.proceed()
-    exit_code = process.wait(_RUN_S)
-    return _Ended(exit_code=exit_code, killed=killed, wall_s=time.monotonic() - started_s)
+    _wait_ended(process.pid)
+    wall_s = time.monotonic() - started_s
+    _kill_group(process)
+    return _Ended(exit_code=process.wait(), killed=killed, wall_s=wall_s)
+
+
+def _wait_ended(pid: int) -> None:
+    """Wait for the end of a child, which stays a zombie: its group keeps its number so long."""
+    watch = os.pidfd_open(pid)
+    try:
+        if not select.select([watch], [], [], _RUN_S)[0]:
+            raise RunFailed(f"the harness did not end within {_RUN_S:.0f} s")
+    finally:
+        os.close(watch)
+
+
+def _kill_group(process: "subprocess.Popen[bytes]") -> None:
+    """Kill what *process* started and left behind, and the process itself; before it is reaped."""
+    if process.returncode is None:
+        os.killpg(process.pid, signal.SIGKILL)
 
 
 def _kill_owner(gateway: Gateway, rollout_id: str) -> str:
     """Kill the worker that owns the rollout, as the store knows it; gives its id."""
-    store = FileClaimStore.inspect(gateway.state_dir)
-    claim = store.read(rollout_id)
-    owner = store.owner(claim.owner.nonce) if claim is not None else None
-    if owner is None:
-        raise RunFailed(f"nobody owns rollout {rollout_id} although it has made calls")
-    kill_and_wait(owner.pid)
+    try:
+        store = FileClaimStore.inspect(gateway.state_dir)
+        claim = store.read(rollout_id)
+        owner = store.owner(claim.owner.nonce) if claim is not None else None
+        if owner is None:
+            raise RunFailed(f"nobody owns rollout {rollout_id} although it has made calls")
+        kill_and_wait(owner.pid)
+    except (ClaimsError, ProcessLookupError) as error:
+        raise RunFailed(f"the owner of rollout {rollout_id} was not killed: {error}") from error
     return owner.nonce
 
 
@@ -183,21 +200,34 @@ def _started(
     arguments: Sequence[str], setup: Setup, work: Path, folder: Path
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """The harness in a session of its own, so that its tools end with it."""
-    with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
-        process = subprocess.Popen(  # noqa: S603 - the harness that was asked for
-            arguments,
-            env={"PATH": os.environ.get("PATH", os.defpath), **setup.environment},
-            cwd=work,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-            start_new_session=True,
-        )
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start() -> None:
+        with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
+            process = subprocess.Popen(  # noqa: S603 - the harness that was asked for
+                arguments,
+                env={"PATH": os.environ.get("PATH", os.defpath), **setup.environment},
+                cwd=work,
+                stdin=subprocess.DEVNULL,
+                stdout=out,
+                stderr=err,
+                start_new_session=True,
+            )
+        started.append(process)
+
     try:
-        yield process
+        # In a thread, because a signal raises in the main one: there it could come between the
+        # start of the process and our knowing of it.
+        with ThreadPoolExecutor(1) as starter:
+            starter.submit(start).result()
+        yield started[0]
+    except OSError as error:
+        if started:
+            raise
+        raise RunFailed(f"the harness cannot be started: {error}") from error
     finally:
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
+        for process in started:
+            _kill_group(process)
             process.wait()
 
 

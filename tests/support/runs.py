@@ -4,15 +4,17 @@
 from dataclasses import replace
 from typing import Any
 
-from rollout_router.harness.compare import Run, Seen
+from rollout_router.harness.compare import Run
+from rollout_router.harness.model_log import Seen
 from rollout_router.harness.plan import Mode
 from rollout_router.harness.port import Told
 from rollout_router.harness.scenario import Scenario, Step
 from rollout_router.harness.transcript import Ownership, Recorded, ToolCall, Transcript
 
-__all__ = ["CALLS", "DELTAS", "FIRST", "FULL", "LAST", "SCENARIO", "recorded"]
+__all__ = ["CALLS", "DELTAS", "FIRST", "FULL", "HEADERS", "LAST", "SCENARIO", "recorded", "seen"]
 
 SCENARIO = Scenario(name="short", steps=(Step(),))
+HEADERS = "accept: */*\nauthorization: Bearer k\ncontent-type: application/json"
 FIRST, LAST = "conf_main_0_1", "conf_main_1_1"
 
 
@@ -26,6 +28,12 @@ def recorded(request: str, response: str, **changes: Any) -> Recorded:
         response=response,
     )
     return replace(call, **changes)
+
+
+def seen(request_sha256: str, answer_id: str | None) -> Seen:
+    return Seen(
+        path="responses", headers=HEADERS, request_sha256=request_sha256, answer_id=answer_id
+    )
 
 
 CALLS = (recorded("go", f"call {FIRST}"), recorded(f"go, {FIRST}: x", f"done {LAST}"))
@@ -46,8 +54,8 @@ DELTAS = Run(
         tool_calls={FIRST: ToolCall(name="bash", arguments='{"command":"ls"}', result="x\n")},
     ),
     seen=(
-        Seen(request_sha256=CALLS[0].request_sha256, answer_id=FIRST),
-        Seen(request_sha256=CALLS[1].request_sha256, answer_id=LAST),
+        seen(CALLS[0].request_sha256, FIRST),
+        seen(CALLS[1].request_sha256, LAST),
     ),
     verified=(),
     calls=2,

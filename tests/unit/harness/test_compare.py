@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from support.runs import CALLS, DELTAS, FIRST, FULL, LAST, SCENARIO, recorded
+from support.runs import CALLS, DELTAS, FIRST, FULL, HEADERS, LAST, SCENARIO, recorded, seen
 
-from rollout_router.harness.compare import ASPECTS, Run, Seen, differences, faults
+from rollout_router.harness.compare import ASPECTS, Run, differences, faults
 from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.scenario import Fault
 from rollout_router.harness.transcript import Ownership
@@ -35,6 +35,10 @@ def tool(**changes: Any) -> Run:
 def requests(*requests: str) -> Run:
     pairs = zip(requests, CALLS, strict=False)
     return recording(calls=tuple(replace(call, request=request) for request, call in pairs))
+
+
+def headers(text: str) -> Run:
+    return replace(DELTAS, seen=(replace(DELTAS.seen[0], headers=text), *DELTAS.seen[1:]))
 
 
 @pytest.mark.parametrize(
@@ -78,8 +82,8 @@ def test_h1_runs_that_saw_the_same_have_no_differences() -> None:
         (replace(DELTAS, killed=None, resyncs=0, mode=Mode.DELTAS), "owners", "expected 1"),
         (replace(DELTAS, resyncs=0), "bytes", "0 resyncs, expected 1"),
         (replace(DELTAS, resyncs=2), "bytes", "2 resyncs, expected 1"),
-        (replace(DELTAS, bytes_sent=301), "bytes", "1.0 times fewer, expected 1"),
-        (replace(DELTAS, bytes_plain=301), "bytes", "1.0 times fewer without compression"),
+        (replace(DELTAS, bytes_sent=301), "bytes", "1.00 times fewer, expected 1"),
+        (replace(DELTAS, bytes_plain=301), "bytes", "1.00 times fewer without compression"),
         (replace(FULL, resyncs=1), "bytes", "1 resyncs, expected 0"),
         (replace(FULL, bytes_sent=299), "bytes", "299 were sent for 300"),
     ],
@@ -112,7 +116,7 @@ def test_what_a_scenario_asks_for_is_no_fault() -> None:
     run = replace(
         recording(calls=(*CALLS, failed)),
         calls=3,
-        seen=(*DELTAS.seen, Seen(request_sha256=failed.request_sha256, answer_id=None)),
+        seen=(*DELTAS.seen, seen(failed.request_sha256, None)),
     )
     run = replace(run, told=replace(run.told, problems=("retried: cut", "compacted: full")))
     assert faults(run, faulty) == []
@@ -137,13 +141,20 @@ def run_sending(run: Run, name: str, count: int) -> Run:
     ("run", "aspect", "difference"),
     [
         (told(answer="other"), "answer", f"'other', in full, owner killed 'done {LAST}'"),
-        (told(model_calls=3), "answer", "3, in full, owner killed 2"),
+        (told(model_calls=3), "answer", "answers taken in: 3, in full, owner killed 2"),
         (told(usage={"output": 8}), "usage", "{'output': 8}"),
         (replace(DELTAS, exit_code=1), "exit code", "1, in full"),
         (recording(tool_calls={}), "tool calls", f"{FIRST}: None"),
         (tool(result="y\n"), "tool calls", "result='y\\n'"),
         (requests("go", "gone"), "requests", "to responses, from character 2: 'gone', not 'go, "),
-        (requests("go"), "requests", "0 requests are new, 1 are missing"),
+        (requests("go"), "requests", "0 are new, 1 are missing"),
+        (headers(f"{HEADERS}; charset=utf-8"), "headers", "application/json; charset=utf-8', not"),
+        (headers(HEADERS.replace("Bearer k", "Bearer j")), "headers", "from character 34: "),
+        (
+            headers(HEADERS.removeprefix("accept: */*\n")),
+            "headers",
+            "character 1: 'authorization",
+        ),
     ],
 )
 def test_h1_each_difference_between_runs_is_named(run: Run, aspect: str, difference: str) -> None:

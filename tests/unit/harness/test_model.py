@@ -73,8 +73,8 @@ class Played:
         request = ModelRequest(
             method="POST",
             path=dialect.value,
-            query=b"",
-            headers=[],
+            query=b"beta=true",
+            headers=[(b"X-Title", "\u00e9".encode("latin-1"))],
             body=json.dumps(document).encode(),
             dialect=dialect,
             document=document,
