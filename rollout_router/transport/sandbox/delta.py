@@ -70,34 +70,40 @@ class _Gap(NamedTuple):
     base_end: int
 
 
-def apply(base: bytes, ops: List[Op], inserted: bytes) -> bytes:
-    """Build the target.
+def apply(base: bytes, ops: List[Op], *inserted: bytes) -> bytes:
+    """Build the target; *inserted* are the inserted bytes, in one piece or several.
 
     Raises:
         ValueError: an operation reaches beyond the base or the inserted bytes, or some are left.
     """
-    return b"".join(pieces_of(base, ops, inserted))
+    return b"".join(pieces_of(base, ops, *inserted))
 
 
-def pieces_of(base: bytes, ops: List[Op], inserted: bytes) -> List[memoryview]:
+def pieces_of(base: bytes, ops: List[Op], *inserted: bytes) -> List[memoryview]:
     """The target in pieces, before anything is built.
 
     Raises:
         ValueError: as :func:`apply`.
     """
-    old, new = memoryview(base), memoryview(inserted)
-    pieces = []
-    taken = 0
-    for offset, count in ops:
-        if offset is None:
-            pieces.append(new[taken : taken + count])
-            taken += count
+    wanted, there = sum(op.size for op in ops if op.offset is None), sum(map(len, inserted))
+    if wanted != there:
+        raise ValueError(f"the operations insert {wanted} bytes, {there} are there")
+    old, new = memoryview(base), [memoryview(one) for one in reversed(inserted)]
+    pieces: List[memoryview] = []
+    for offset, size in ops:
+        if offset is not None:
+            if not 0 <= offset <= len(old) - size:
+                raise ValueError(f"copy of {size} bytes at {offset}: the base has {len(old)}")
+            pieces.append(old[offset : offset + size])
             continue
-        if not 0 <= offset <= len(old) - count:
-            raise ValueError(f"copy of {count} bytes at {offset}: the base has {len(old)}")
-        pieces.append(old[offset : offset + count])
-    if taken != len(new):
-        raise ValueError(f"the operations insert {taken} bytes, {len(new)} are there")
+        left = size
+        while left:
+            piece = new.pop()
+            if len(piece) > left:
+                new.append(piece[left:])
+                piece = piece[:left]
+            pieces.append(piece)
+            left -= len(piece)
     return pieces
 
 

@@ -41,6 +41,8 @@ _OPTIONAL = {"deflate"}
 _DIGITS_MAX = 15  # below 2**53, so that every JSON implementation reads the same number
 _SMALL_BYTES = 262_144  # up to here zlib level 6, which costs 28 ms a megabyte, 18 more than level
 # 1, and leaves 15 % less of a first body; level 9 takes half as long again for 1 %
+_PACKED_BYTES = 65_536  # of a zlib stream are read at once,
+_INFLATED_BYTES = 1_048_576  # and so many are made of them at most
 _DEFLATE = b',"deflate":true}'  # how the line of a frame ends whose inserted bytes are compressed
 _MARKS = {b",": 3, b"[": 1, b"{": 0}  # that an operation has
 _MARKS_MORE = 1_024  # that the rest of the line may have: the type is free to hold some
@@ -185,9 +187,9 @@ def rebuild(frame: Frame, base: bytes) -> bytes:
     """
     if _multiplies(frame.ops, base):
         raise Malformed(f"the copies are more than {COPY_TIMES_MAX} times the base")
-    inserted = _inflated(frame, base) if frame.deflate else frame.payload
+    inserted = _inflated(frame, base) if frame.deflate else [frame.payload]
     try:
-        pieces = delta.pieces_of(base, frame.ops, inserted)
+        pieces = delta.pieces_of(base, frame.ops, *inserted)
     except ValueError as error:
         raise Malformed(str(error)) from None
     digest = hashlib.sha256()
@@ -331,17 +333,32 @@ def _deflated(inserted: bytes, dictionary: bytes) -> bytes:
     return packer.compress(inserted) + packer.flush()
 
 
-def _inflated(frame: Frame, base: bytes) -> bytes:
+def _inflated(frame: Frame, base: bytes) -> List[bytes]:
+    """The inserted bytes in pieces, as many as the operations want: more is never taken.
+
+    zlib holds twice what it makes at once, so it makes little at once.
+    """
     expected = _insert_bytes(frame.ops)
     dictionary = _dictionary(base, frame.ops)
     unpacker = zlib.decompressobj(zdict=dictionary) if dictionary else zlib.decompressobj()
+    pieces: List[bytes] = []
+    size = read = 0
+    packed = b""
     try:
-        # One byte more than declared: enough to see the stream end, and to see that it does not.
-        inserted = unpacker.decompress(frame.payload, expected + 1)
+        # One byte more than declared is enough to see that the stream does not end there.
+        while not unpacker.eof and size <= expected and (packed or read < len(frame.payload)):
+            if not packed:
+                packed = frame.payload[read : read + _PACKED_BYTES]
+                read += len(packed)
+            piece = unpacker.decompress(packed, min(_INFLATED_BYTES, expected + 1 - size))
+            packed = unpacker.unconsumed_tail
+            pieces.append(piece)
+            size += len(piece)
     except zlib.error as error:
         raise Malformed(f"the inserted bytes are no zlib stream: {error}") from None
-    if len(inserted) != expected or not unpacker.eof:
+    if size != expected or not unpacker.eof:
         raise Malformed(f"the zlib stream does not inflate to exactly {expected} bytes")
-    if unpacker.unused_data:
-        raise Malformed(f"{len(unpacker.unused_data)} bytes follow the zlib stream")
-    return inserted
+    following = len(unpacker.unused_data) + len(frame.payload) - read
+    if following:
+        raise Malformed(f"{following} bytes follow the zlib stream")
+    return pieces

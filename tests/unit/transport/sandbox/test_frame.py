@@ -375,9 +375,35 @@ def test_d2_what_is_refused_takes_no_more_than_its_capped_length(name: str) -> N
     finally:
         tracemalloc.stop()
 
-    # The line as bytes and text; and the length, inflated: nothing is built of it. (zlib holds what
-    # it inflates twice for a moment: of lengths far above the line's that shows.)
+    # The line as bytes and text; and the length, inflated: nothing is built of it.
     assert peak < 4 * 262_144 + LENGTH + 200_000
+
+
+def test_d2_a_long_stream_that_is_refused_takes_no_more_than_its_declared_length() -> None:
+    length = 32 << 20
+    body = of(f'["insert",{length}]', 1, length=length, deflate=True) + zlib.compress(bytes(length))
+    tracemalloc.start()
+    try:
+        with pytest.raises(Malformed, match="digest"):
+            rebuild(parse_frame(body, length_max=length), b"")
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert peak < length + (3 << 20)  # what is made at once, twice, and the line
+
+
+@pytest.mark.parametrize("size", [0, 1, 65_535, 65_536, 1 << 20, (1 << 20) + 1, 3 << 20])
+def test_d1_streams_of_every_length_inflate_to_what_was_packed(size: int) -> None:
+    target = random.Random(size).randbytes(size // 2) + bytes(size - size // 2)  # noqa: S311 - repeatable bytes
+    packed = zlib.compress(target)
+    line = {"ops": [["insert", size]] if size else [], "length": size, "deflate": True}
+    sha = sha256_hex(target)
+    frame = {"v": 1, "base": EMPTY_SHA256, "target": sha, "type": None, **line}
+    body = json.dumps(frame).encode() + b"\n"
+    assert rebuild(parse_frame(body + packed, length_max=size + 1), b"") == target
+    for wrong in (packed[:-1], packed + b"x", packed + bytes(200_000)):
+        with pytest.raises(Malformed, match="zlib"):
+            rebuild(parse_frame(body + wrong, length_max=size + 1), b"")
 
 
 def test_d3_there_is_no_frame_for_what_is_shorter_in_full() -> None:
