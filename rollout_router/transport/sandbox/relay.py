@@ -185,11 +185,12 @@ class Relay:
                 lap(self._laps, OTHER)
                 exchange.begin([head, outgoing.payload])
                 answer = exchange.read_head()
-                looked: Optional[bytes] = None
+                looked: Optional[_Looked] = None
                 if wants_body(outgoing, answer.status, answer.headers):
-                    looked = _small_body(exchange)
+                    looked = _looked_at(exchange)
                 lap(self._laps, WAIT)
-                step = self._client.settle(outgoing, answer.status, answer.headers, looked or b"")
+                seen = looked.start if looked is not None and looked.whole else b""
+                step = self._client.settle(outgoing, answer.status, answer.headers, seen)
                 lap(self._laps, DELTA)
                 if isinstance(step, Deliver):
                     self._note(
@@ -204,9 +205,9 @@ class Relay:
                 if isinstance(step, Abort):
                     raise Cut(f"rollout {rollout}: {step.reason}; the connection is aborted")
                 outgoing = step.outgoing
-                if looked is None:
+                if looked is None and exchange.framing.body is Body.LENGTH:
                     with contextlib.suppress(Cut):  # read only so that the connection lives on
-                        _small_body(exchange)
+                        _looked_at(exchange)
                 lap(self._laps, WAIT)
             except GatewayUnreachable as error:
                 return self._unreachable(request, error, last=not request.keeps_alive)
@@ -268,12 +269,12 @@ class Relay:
         answer: Response,
         exchange: Exchange,
         *,
-        looked: Optional[bytes] = None,
+        looked: Optional["_Looked"] = None,
         last: bool = False,
     ) -> bool:
         """Hand an answer on as it arrives; whether another request may follow.
 
-        *looked* is its body where that was read already.
+        *looked* is its body where that was looked at already.
         """
         kind = exchange.framing.body
         unsized = kind in {Body.CHUNKED, Body.CLOSE}
@@ -287,9 +288,9 @@ class Relay:
         if not goes_on:
             headers.append(("Connection", "close"))
         head = written_head(f"HTTP/1.1 {answer.status} {answer.reason}", headers)
-        body = exchange.body() if looked is None else iter([looked] if looked else [])
+        body = exchange.body() if looked is None else looked.pieces()
         try:
-            if kind is Body.LENGTH and (exchange.buffered or looked):
+            if kind is Body.LENGTH and (exchange.buffered or (looked and looked.start)):
                 head += next(body, b"")  # one packet instead of two
             lap(self._laps, OTHER)
             self._sock.sendall(head)
@@ -363,9 +364,31 @@ def _collected(body: Iterator[bytes], bytes_max: int) -> Tuple[bytes, bool]:
     return bytes(start), True
 
 
-def _small_body(exchange: Exchange) -> Optional[bytes]:
-    """The whole body where it is known to be small; None, and nothing read, where it is not."""
-    framing = exchange.framing
-    if framing.body is not Body.LENGTH or framing.length > SHORT_BYTES:
-        return None
-    return b"".join(exchange.body())
+class _Looked(NamedTuple):
+    """A body whose beginning was read."""
+
+    start: bytes
+    rest: Iterator[bytes]
+    whole: bool  # nothing is left
+
+    def pieces(self) -> Iterator[bytes]:
+        """All of it."""
+        return itertools.chain([self.start] if self.start else [], self.rest)
+
+
+def _looked_at(exchange: Exchange) -> _Looked:
+    """The body where it is short; of one that is long as much as it took to see that.
+
+    Raises:
+        Cut, HarnessGone: as :meth:`Exchange.body`.
+    """
+    body, held, size = exchange.body(), [], 0
+    if exchange.framing.body is not Body.LENGTH or exchange.framing.length <= SHORT_BYTES:
+        for piece in body:
+            held.append(piece)
+            size += len(piece)
+            if size > SHORT_BYTES:
+                break
+        else:
+            return _Looked(b"".join(held), iter(()), whole=True)
+    return _Looked(b"".join(held), body, whole=False)

@@ -151,10 +151,10 @@ class Sender:
         return named[0] if known else None, asked.headers
 
 
-def is_short(headers: Headers) -> bool:
-    """Whether an answer's body is known to be small enough to be read and dropped."""
+def is_short(headers: Headers) -> bool | None:
+    """Whether an answer's body is small enough to be read and dropped; None: it does not say."""
     length = _length(headers)
-    return length is not None and length <= SHORT_BYTES
+    return None if length is None else length <= SHORT_BYTES
 
 
 def _length(headers: Headers) -> int | None:

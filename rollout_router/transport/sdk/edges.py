@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import anyio.to_thread
 
 from rollout_router.transport.sandbox.client import (
+    SHORT_BYTES,
     Abort,
     Deliver,
     Outgoing,
@@ -24,6 +25,7 @@ from rollout_router.transport.sandbox.client import (
 from rollout_router.transport.sandbox.wire import Headers
 from rollout_router.transport.sdk.decide import Asked, Pass, Sender, Settings, is_short
 from rollout_router.transport.sdk.messages import (
+    Looked,
     aborted,
     asked,
     handed_on,
@@ -37,9 +39,10 @@ if TYPE_CHECKING:
 
 __all__ = ["ENCODE_IN_THREAD_BYTES", "AsyncEdge", "Edge"]
 
-ENCODE_IN_THREAD_BYTES = 256 * 1024
+ENCODE_IN_THREAD_BYTES = 64 * 1024
 """A longer body is hashed and encoded beside the event loop. Up to here a turn holds the loop for
-less than a millisecond, and a whole new conversation, which is compressed, for five; measured."""
+less than a millisecond. Measured, busy machine: a whole new conversation, compressed, while four
+bases have nothing of it, holds it for seven, and the worst text that we know for twelve."""
 _RESYNC = 409
 
 
@@ -100,8 +103,9 @@ class Edge(_Sending):
             try:
                 status, headers = answer.status_code, text(answer.headers.raw)
                 short = is_short(headers)
-                looked = _read(answer) if short and wants_body(plan, status, headers) else None
-                step = self._sender.settle(plan, status, headers, looked or b"")
+                wanted = short is not False and wants_body(plan, status, headers)
+                looked = _looked_at(answer) if wanted else None
+                step = self._sender.settle(plan, status, headers, _whole(looked))
                 if isinstance(step, Deliver):
                     dropped = False
                     return handed_on(hx, answer, step.headers, looked)
@@ -109,7 +113,7 @@ class Edge(_Sending):
                     raise aborted(hx, request, step, plan.rollout)
                 if short and looked is None:
                     with contextlib.suppress(hx.TransportError):  # so that the connection lives on
-                        _read(answer)
+                        _looked_at(answer)
                 plan = step.outgoing
             finally:
                 if dropped:
@@ -160,9 +164,9 @@ class AsyncEdge(_Sending):
             try:
                 status, headers = answer.status_code, text(answer.headers.raw)
                 short = is_short(headers)
-                wanted = short and wants_body(plan, status, headers)
-                looked = await _aread(answer) if wanted else None
-                step = await self._settle(plan, status, headers, looked or b"")
+                wanted = short is not False and wants_body(plan, status, headers)
+                looked = await _alooked_at(answer) if wanted else None
+                step = await self._settle(plan, status, headers, _whole(looked))
                 if isinstance(step, Deliver):
                     dropped = False
                     return handed_on(hx, answer, step.headers, looked)
@@ -170,7 +174,7 @@ class AsyncEdge(_Sending):
                     raise aborted(hx, request, step, plan.rollout)
                 if short and looked is None:
                     with contextlib.suppress(hx.TransportError):  # so that the connection lives on
-                        await _aread(answer)
+                        await _alooked_at(answer)
                 plan = step.outgoing
             finally:
                 if dropped:
@@ -195,14 +199,29 @@ class AsyncEdge(_Sending):
         return await anyio.to_thread.run_sync(settle, plan, status, headers, looked)
 
 
-def _read(answer: Any) -> bytes:
-    """A whole body, as it came; its connection is free afterwards."""
-    body = b"".join(answer.stream)
+def _looked_at(answer: Any) -> Looked:
+    """The body where it is short, and its connection is free; else what it took to see that."""
+    held, size, stream = [], 0, iter(answer.stream)
+    for piece in stream:
+        held.append(piece)
+        size += len(piece)
+        if size > SHORT_BYTES:
+            return Looked(b"".join(held), stream)
     answer.stream.close()
-    return body
+    return Looked(b"".join(held), None)
 
 
-async def _aread(answer: Any) -> bytes:
-    body = b"".join([part async for part in answer.stream])
+async def _alooked_at(answer: Any) -> Looked:
+    held, size, stream = [], 0, answer.stream.__aiter__()
+    async for piece in stream:
+        held.append(piece)
+        size += len(piece)
+        if size > SHORT_BYTES:
+            return Looked(b"".join(held), stream)
     await answer.stream.aclose()
-    return body
+    return Looked(b"".join(held), None)
+
+
+def _whole(looked: Looked | None) -> bytes:
+    """What the decision may see: a body that is there in full."""
+    return b"" if looked is None or looked.rest is not None else looked.start

@@ -7,6 +7,8 @@ one. Header lines keep order, case and number.
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 from rollout_router.transport.sandbox.client import Abort
@@ -17,6 +19,7 @@ from rollout_router.transport.sdk.decide import Asked
 __all__ = [
     "CONNECTIONS_MAX",
     "IDLE_CONNECTIONS_MAX",
+    "Looked",
     "aborted",
     "asked",
     "handed_on",
@@ -64,12 +67,45 @@ def written(hx: Any, request: Any, headers: Headers, payload: bytes | None = Non
     )
 
 
-def handed_on(hx: Any, response: Any, headers: Headers, looked: bytes | None = None) -> Any:
-    """The answer with other headers; *looked* is its body where that was read already."""
+@dataclass(frozen=True)
+class Looked:
+    """A body whose beginning was read."""
+
+    start: bytes
+    rest: Any  # an iterator, asynchronous or not; None: nothing is left
+
+
+def handed_on(hx: Any, response: Any, headers: Headers, looked: Looked | None = None) -> Any:
+    """The answer with other headers; *looked* is its body where that was looked at already."""
     response.headers = hx.Headers(_raw(headers))
     if looked is not None:
-        response.stream = hx.ByteStream(looked)
+        response.stream = _replayed(hx, looked, response.stream)
     return response
+
+
+def _replayed(hx: Any, looked: Looked, stream: Any) -> Any:
+    """*stream* from its beginning on."""
+    if looked.rest is None:
+        return hx.ByteStream(looked.start)
+
+    class Replayed(hx.SyncByteStream):  # type: ignore[misc]  # the library is given
+        def __iter__(self) -> Iterator[bytes]:
+            yield looked.start
+            yield from looked.rest
+
+        def close(self) -> None:
+            stream.close()
+
+    class AsyncReplayed(hx.AsyncByteStream):  # type: ignore[misc]
+        async def __aiter__(self) -> AsyncIterator[bytes]:
+            yield looked.start
+            async for piece in looked.rest:
+                yield piece
+
+        async def aclose(self) -> None:
+            await stream.aclose()
+
+    return AsyncReplayed() if isinstance(stream, hx.AsyncByteStream) else Replayed()
 
 
 def aborted(hx: Any, request: Any, step: Abort, rollout: str | None = None) -> Exception:

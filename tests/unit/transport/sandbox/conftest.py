@@ -92,6 +92,22 @@ class Handler(BaseHTTPRequestHandler):
         self.end_headers()
         self.wfile.write(body if self.command != "HEAD" else b"")
 
+    def answer_unsized(self, framing: str, status: int, body: bytes, **headers: str) -> None:
+        """*framing*: ``chunked``, or ``close`` where the end of the connection ends the body."""
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name.replace("_", "-"), value)
+        if framing == "chunked":
+            self.send_header("Transfer-Encoding", "chunked")
+        self.end_headers()
+        for at in range(0, len(body), 10_000):
+            piece = body[at : at + 10_000]
+            self.chunk(piece) if framing == "chunked" else self.wfile.write(piece)
+        if framing == "chunked":
+            self.chunk(b"")
+        else:
+            self.close_connection = True
+
     def begin_stream(self, received: Received | None = None) -> None:
         """Begin to stream; that the body of the frame *received* is held is said, too."""
         self.send_response(200)

@@ -217,6 +217,54 @@ def test_s4_delta_malformed_is_followed_by_the_full_body(
     assert kinds(gateway) == ["keep", "frame", "plain"]
 
 
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+def test_s4_delta_malformed_is_seen_whatever_ends_its_body(
+    harness: Harness, gateway: FakeGateway, framing: str
+) -> None:
+    say(harness, ONE)
+    body = b'{"error":{"code":"delta_malformed"}}'
+    gateway.scripts.append(
+        lambda handler, _: handler.answer_unsized(framing, 400, body, Rollout_History=wire.NONE)
+    )
+
+    assert say(harness, TWO) == OK
+    assert kinds(gateway) == ["keep", "frame", "plain"]
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+@pytest.mark.parametrize("size", [0, 1, 65_536, 65_537, 200_000])
+def test_s4_a_marked_400_of_any_length_reaches_the_harness_whole(
+    harness: Harness, gateway: FakeGateway, framing: str, size: int
+) -> None:
+    say(harness, ONE)
+    body = b"x" * size
+    gateway.scripts.append(
+        lambda handler, _: handler.answer_unsized(framing, 400, body, Rollout_History=wire.NONE)
+    )
+
+    assert say(harness, TWO) == (400, body)
+    assert say(harness, THREE) == OK
+    assert kinds(gateway) == ["keep", "frame", "frame"]
+
+
+def test_r4_a_marked_400_that_is_cut_while_it_is_looked_at_does_not_end_cleanly(
+    harness: Harness, gateway: FakeGateway
+) -> None:
+    def cut(handler: Handler, _: Received) -> None:
+        handler.send_response(400)
+        handler.send_header(wire.HISTORY_HEADER, wire.NONE)
+        handler.send_header("Transfer-Encoding", "chunked")
+        handler.end_headers()
+        handler.chunk(b"half")
+        handler.cut()
+
+    say(harness, ONE)
+    gateway.scripts.append(cut)
+    with pytest.raises(ConnectionError):
+        harness.post(TWO)
+    assert len(gateway.received) == 2
+
+
 def test_s4_another_marked_400_reaches_the_harness_whole(
     harness: Harness, gateway: FakeGateway
 ) -> None:

@@ -175,6 +175,35 @@ def test_s4_a_malformed_frame_is_sent_in_full(calls: Calls, gateway: FakeGateway
     assert gateway.bodies == [ONE, TWO]
 
 
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+def test_s4_a_malformed_frame_is_seen_whatever_ends_its_body(
+    calls: Calls, gateway: FakeGateway, framing: str
+) -> None:
+    calls.post(ONE)
+    code, mark = _code("delta_malformed"), wire.NONE
+    gateway.scripts.append(
+        lambda handler, _: handler.answer_unsized(framing, 400, code, Rollout_History=mark)
+    )
+    assert calls.post(TWO).status_code == 200
+    assert gateway.bodies == [ONE, TWO]
+
+
+@pytest.mark.parametrize("framing", ["chunked", "close"])
+@pytest.mark.parametrize("size", [0, 65_536, 200_000])
+def test_s4_a_refusal_of_any_length_arrives_whole(
+    calls: Calls, gateway: FakeGateway, framing: str, size: int
+) -> None:
+    calls.post(ONE)
+    body, mark = b"x" * size, wire.NONE
+    gateway.scripts.append(
+        lambda handler, _: handler.answer_unsized(framing, 400, body, Rollout_History=mark)
+    )
+    answer = calls.post(TWO)
+    assert (answer.status_code, answer.content) == (400, body)
+    assert calls.post(THREE).status_code == 200
+    assert [one.framed for one in gateway.received] == [False, True, True]
+
+
 def test_s4_a_refusal_that_was_looked_at_arrives_whole(calls: Calls, gateway: FakeGateway) -> None:
     calls.post(ONE)
     gateway.scripts.append(answering(400, _code("rollout_id_invalid"), Rollout_History=wire.NONE))
