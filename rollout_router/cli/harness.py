@@ -9,7 +9,7 @@ from typing import Any, Final
 import click
 
 from rollout_router.cli.flags import ExitCode, ended_by, flag, json_flag
-from rollout_router.cli.terminal import printable
+from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.harness import HARNESSES
 from rollout_router.harness.install import installed_path
 from rollout_router.harness.opencode import OpenCode
@@ -150,22 +150,38 @@ def _document(name: str, rollout_id: str, pointed: Pointed) -> dict[str, Any]:
 
 
 def _print(name: str, home: Path, pointed: Pointed) -> None:
-    """Lines that a shell takes as they are."""
-    if pointed.shim:
-        click.echo("# The shim, a file of `rollout-router shim build shim`, beside the harness:")
-        click.echo(f"{shlex.join(pointed.shim)} &\n")
-    click.echo("# The files, for their owner alone:\numask 077")
-    for path, text in pointed.setup.files.items():
-        click.echo(_written(home / path, text))
-    click.echo("\n# The environment, beside PATH:")
-    for variable, value in pointed.setup.environment.items():
-        click.echo(f"export {variable}={shlex.quote(value)}")
+    """A script for a shell, all in parentheses: it leaves nothing of itself in one that is used."""
     spoken = pointed.target.dialect.value
-    click.echo(f"\n# {name}, calling {pointed.target.base_url} in the dialect {spoken}:")
-    click.echo(f"{shlex.join(pointed.command)} </dev/null")
+    lines = [
+        "(set -e",
+        *(_SHIM.format(shlex.join(pointed.shim)).splitlines() if pointed.shim else ()),
+        *("", "# The files, for their owner alone.", "write() {", *_WRITE.splitlines(), "}"),
+        *(
+            f"write {shlex.quote(str(home / path))} {shlex.quote(text)}"
+            for path, text in pointed.setup.files.items()
+        ),
+        *("", "# The environment, beside PATH."),
+        *(f"export {name}={shlex.quote(v)}" for name, v in pointed.setup.environment.items()),
+        "",
+        f"# {name}, calling {pointed.target.base_url} in the dialect {spoken}.",
+        f"{shlex.join(pointed.command)} </dev/null",
+        ")",
+    ]
+    script = "\n".join(lines)
+    if printable_lines(script) != script:
+        raise click.UsageError("what is to be printed holds what a terminal acts on: use --json")
+    click.echo(script)
 
 
-def _written(path: Path, text: str) -> str:
-    """A command that writes *text* to *path*."""
-    folder, to = shlex.quote(str(path.parent)), shlex.quote(str(path))
-    return f"mkdir -p {folder} && printf %s {shlex.quote(text)} >{to}"
+_SHIM: Final = """\
+# The shim, a file of `rollout-router shim build shim` beside the harness; it ends with this.
+rm -f shim.ready && mkfifo shim.ready
+{} --parent-pid $$ >shim.ready &
+trap "rm -f shim.ready; kill $! 2>/dev/null; wait $! || :" EXIT
+read -r ready <shim.ready || exit 1"""
+_WRITE: Final = """\
+  if [ -e "$1" ]; then
+    printf %s "$2" | cmp -s - "$1" || { echo "$1 has other content" >&2; exit 1; }
+  else
+    (umask 077 && mkdir -p "$(dirname "$1")" && printf %s "$2" >"$1")
+  fi"""

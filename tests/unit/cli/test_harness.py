@@ -4,7 +4,9 @@
 import json
 import os
 import shlex
+import socket
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from click.testing import CliRunner, Result
 
 from rollout_router.cli.main import main
+from rollout_router.transport.bundle import build
 
 BASE_URL = "http://127.0.0.1:8377/ng-rollout/r1/v1"
 
@@ -61,38 +64,69 @@ def test_a_shim_that_runs_already_is_not_started() -> None:
     assert document("--shim-port", 9)["shim"][-1] == "9"
 
 
-def test_people_get_lines_for_a_shell(tmp_path: Path) -> None:
-    home = tmp_path / "it's"
-    done = run("--home", home, "--prompt", "a b", name="pi")
-    lines = done.stdout.splitlines()
-    assert "python3 -I -S shim --gateway http://g:8 --port 8377 &" in lines
-    assert f"export HOME={shlex.quote(str(home))}" in lines
-    assert lines[-1].endswith(" 'a b' </dev/null")
+def script(*arguments: object, name: str) -> str:
+    done = run(*arguments, name=name)
+    assert done.exit_code == 0, done.output
+    return done.stdout
 
 
 @pytest.mark.parametrize("name", ["codex", "opencode", "pi", "hermes"])
-def test_pasted_into_a_shell_it_writes_the_files_and_sets_the_environment(
-    tmp_path: Path, name: str
-) -> None:
-    home, running = tmp_path / "it's", ("--shim-url", "http://127.0.0.1:8377")
-    found = document("--home", home, "--prompt", "it's", *running, name=name)
-    printed = run("--home", home, "--prompt", "it's", *running, name=name).stdout
-    pasted, _, command = printed.partition(f"# {name}, calling ")
-    assert shlex.split(command.partition("\n")[2]) == [*found["command"], "</dev/null"]
-    done = subprocess.run(
-        ["sh", "-e"],
-        input=f"{pasted}env -0",
-        env={"PATH": os.environ["PATH"]},
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_script_writes_the_files_and_sets_the_environment(tmp_path: Path, name: str) -> None:
+    asked = ("--home", tmp_path / "it's", "--prompt", "it's", "--shim-url", "http://127.0.0.1:8377")
+    found = document(*asked, name=name)
+    before, _, command = script(*asked, name=name).partition(f"# {name}, calling ")
+    assert shlex.split(command.partition("\n")[2]) == [*found["command"], "</dev/null", ")"]
+    done = shell(f"{before}env -0)", tmp_path)
     environment = dict(line.split("=", 1) for line in done.stdout.split("\0")[:-1])
     assert found["environment"].items() <= environment.items()
     for path, text in found["files"].items():
-        assert (home / path).read_text() == text
-        assert (home / path).stat().st_mode & 0o777 == 0o600
+        assert (tmp_path / "it's" / path).read_text() == text
+        assert (tmp_path / "it's" / path).stat().st_mode & 0o777 == 0o600
+    assert shell(f"{before}:)", tmp_path).returncode == 0  # the same again
+
+    file = tmp_path / "it's" / next(iter(found["files"]))
+    file.write_text("mine")
+    refused = shell(f"{before}env)", tmp_path)
+    assert (refused.returncode, refused.stdout, file.read_text()) == (1, "", "mine")
+    assert refused.stderr == f"{file} has other content\n"
+
+
+def test_the_script_starts_the_shim_first_and_ends_it_last(tmp_path: Path) -> None:
+    build(tmp_path / "shim")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        text = script("--home", tmp_path / "home", "--shim-port", port, name="codex")
+        before = text.partition("# codex, calling ")[0]
+        calling = f'h = c.HTTPConnection("127.0.0.1", {port}); h.request("GET", "/")'
+        asking = f"import http.client as c; {calling}; print(h.getresponse().status)"
+        call = shlex.join([sys.executable, "-c", asking])
+        refused = shell(f"{before}{call})", tmp_path)
+        assert (refused.returncode, refused.stdout) == (1, "")
+        assert "Address already in use" in refused.stderr
+    for _ in range(2):  # the port is free again when the script has ended
+        done = shell(f"{before}{call})", tmp_path)
+        assert (done.returncode, done.stdout) == (0, "502\n"), done.stderr  # no gateway is there
+    assert {one.name for one in tmp_path.iterdir()} == {"shim", "home"}
+
+
+def shell(script: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    return subprocess.run(
+        ["sh"],
+        input=script,
+        env={"PATH": os.environ["PATH"]},
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_what_a_terminal_acts_on_is_not_printed(tmp_path: Path) -> None:
+    asked = ("--home", tmp_path, "--prompt", "x\x1b]0;owned\x07")
+    done = run(*asked)
+    assert (done.exit_code, done.stdout) == (2, "")
+    assert "use --json" in done.stderr
+    assert document(*asked)["command"][-1] == "x\x1b]0;owned\x07"
 
 
 def test_files_are_written_when_asked_and_never_over_others_unasked(tmp_path: Path) -> None:
