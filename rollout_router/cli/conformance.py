@@ -22,7 +22,7 @@ from rich.table import Table as Shown
 
 import rollout_router
 from rollout_router.cli.flags import ExitCode, flag, json_flag
-from rollout_router.cli.interrupts import unwind_on_signals
+from rollout_router.cli.interrupts import unwound_by_signals
 from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.harness import HARNESSES
 from rollout_router.harness.compare import Failure, Run
@@ -104,6 +104,7 @@ _harness_flag = flag(
 )
 @json_flag()
 @click.pass_context
+@unwound_by_signals()
 def conformance(ctx: click.Context, /, **options: Any) -> None:
     """Run harnesses with deltas and in full, and compare what they and the model saw.
 
@@ -118,7 +119,6 @@ def conformance(ctx: click.Context, /, **options: Any) -> None:
     chosen = [harness for harness in chosen if spoken.intersection(harness.dialects)]
     if not chosen:
         raise click.UsageError("none of these harnesses speaks one of these dialects")
-    unwind_on_signals()
     places = {harness.name: _install(harness, options["cache"]) for harness in chosen}
     isolated = _isolate()
     # Not below the current directory: the paths of sockets are short.

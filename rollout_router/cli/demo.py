@@ -17,7 +17,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from rollout_router.cli.flags import ExitCode, flag, json_flag
-from rollout_router.cli.interrupts import unwind_on_signals
+from rollout_router.cli.interrupts import unwound_by_signals
 from rollout_router.cli.terminal import printable, printable_lines
 from rollout_router.demo.conversation import Rollout, Unplayable, turns
 from rollout_router.demo.generated import COUNT, generate
@@ -50,6 +50,7 @@ WIDTH: Final = 140
 )
 @flag("--keep", is_flag=True, help="Leave state, captures and logs, and say where.")
 @json_flag()
+@unwound_by_signals()
 def demo(*, rollouts: Path | None, count: int | None, keep: bool, as_json: bool) -> None:
     """Play rollouts through kills of their owners, and prove what arrived.
 
@@ -63,7 +64,6 @@ def demo(*, rollouts: Path | None, count: int | None, keep: bool, as_json: bool)
         given = generate(count or COUNT) if rollouts is None else read_rollouts(rollouts)
     except (Unplayable, OSError) as error:
         _end(str(error), ExitCode.USAGE)
-    unwind_on_signals()
     try:
         with _folder(keep=keep) as folder:
             performance = _perform(given, folder)

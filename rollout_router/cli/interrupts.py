@@ -3,19 +3,30 @@
 
 import signal
 import sys
-from typing import NoReturn
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Final, NoReturn
 
-__all__ = ["unwind_on_signals"]
+__all__ = ["unwound_by_signals"]
+
+_SIGNALS: Final = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-def unwind_on_signals() -> None:
-    """Raise SystemExit, with the code that a shell would give, at SIGTERM and SIGHUP.
+@contextmanager
+def unwound_by_signals() -> Iterator[None]:
+    """Meanwhile SIGINT, SIGTERM and SIGHUP raise SystemExit, with the code that a shell would give.
 
     One that is ignored, as nohup has it, stays ignored.
     """
-    for number in (signal.SIGTERM, signal.SIGHUP):
-        if signal.getsignal(number) is not signal.SIG_IGN:
-            signal.signal(number, _unwind)
+    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    ours = [number for number, handler in before.items() if handler is not signal.SIG_IGN]
+    for number in ours:
+        signal.signal(number, _unwind)
+    try:
+        yield
+    finally:
+        for number in ours:
+            signal.signal(number, before[number])
 
 
 def _unwind(number: int, _: object) -> NoReturn:

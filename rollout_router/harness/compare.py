@@ -204,7 +204,7 @@ def _byte_faults(run: Run) -> list[str]:
     ):
         floor = floors.get((run.scenario, run.mode), 1.0)
         if run.mode.deltas and times < floor:
-            found.append(f"{times:.2f} {what}, expected {floor:.0f} or more")
+            found.append(f"{times:.2f} {what}, expected {floor:g} or more")
     return found
 
 
@@ -233,8 +233,8 @@ def _plain(texts: Counter[tuple[str, str]], used: Counter[str]) -> Counter[tuple
     """What is left of them under the rules."""
     plain: Counter[tuple[str, str]] = Counter()
     for path, text in texts.elements():
-        same_text, rules = normalised(text)
-        plain[path, same_text] += 1
+        left, rules = normalised(text)
+        plain[path, left] += 1
         used.update(rules)
     return plain
 

@@ -53,8 +53,8 @@ FLOORS: Final[Mapping[tuple[str, Mode], float]] = {
 }
 """How many times fewer bytes of bodies have to leave the sandbox than the harness wrote.
 
-Of *mixed* and *faults*: three quarters of what the worst harness reached. A request that went out
-in full although it need not costs more than that.
+Of *mixed* and *faults*: three quarters of what the worst harness reached. Below it whole requests
+were sent again and again; one of them alone may hide, where parallel calls begin together.
 """
 
 PLAIN_FLOORS: Final[Mapping[tuple[str, Mode], float]] = {

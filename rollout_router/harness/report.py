@@ -246,7 +246,7 @@ def _byte_table(rows: _Rows) -> Table:
 
 
 def _floor(floor: float | None) -> str:
-    return "-" if floor is None else f"{floor:.0f}"
+    return "-" if floor is None else f"{floor:g}"
 
 
 def _stage_table(rows: _Rows) -> Table:

@@ -12,14 +12,18 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Set as AbstractSet
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import Final
 
+import psutil
+
 from rollout_router.claims import ClaimsError, FileClaimStore
 from rollout_router.harness.compare import Run
+from rollout_router.harness.isolation import adopting
 from rollout_router.harness.model_log import read_log
 from rollout_router.harness.model_server import model_command
 from rollout_router.harness.pause import NotReached, Pause
@@ -80,11 +84,13 @@ def run(
     home.mkdir()
     work.mkdir()
     with ExitStack() as stack:
+        stack.enter_context(adopting())
         context = context_llm_tokens(harness.name, scenario.name)
         command = model_command(scenario.name, log, context_llm_tokens=context)
         model = Service("the model", command, log=folder / "model.log", apart=False)
         stack.enter_context(_stopping(model))
-        flags = ("--server-timing", *(() if mode.deltas else _IN_FULL))
+        # Placed by load, a rollout goes to the worker that it did not arrive at: calls take a hop.
+        flags = ("--server-timing", "--placement", "balanced", *(() if mode.deltas else _IN_FULL))
         gateway = Gateway(
             folder,
             *("--upstream", str(json.loads(model.wait_line('{"url"'))["url"])),
@@ -138,7 +144,8 @@ def run(
             resyncs=sent["resyncs"],
             timings=tuple(map(json.loads, timings.read_text().splitlines())) if shim else (),
         )
-    except (KeyError, ValueError) as error:
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+        # Whatever a reader that expects another form meets in it.
         raise RunFailed(f"what the run left cannot be read: {error!r}") from error
 
 
@@ -166,6 +173,14 @@ def _wait_ended(pid: int) -> None:
             raise RunFailed(f"the harness did not end within {_RUN_S:.0f} s")
     finally:
         os.close(watch)
+
+
+def _kill_orphans(others: AbstractSet[int]) -> None:
+    """Kill what left the harness's group and session, too: adopted, it is a child of ours."""
+    while left := [one for one in psutil.Process().children() if one.pid not in others]:
+        for orphan in left:
+            orphan.kill()
+            orphan.wait()
 
 
 def _kill_group(process: "subprocess.Popen[bytes]") -> None:
@@ -201,6 +216,7 @@ def _started(
 ) -> Iterator["subprocess.Popen[bytes]"]:
     """The harness in a session of its own, so that its tools end with it."""
     started: list[subprocess.Popen[bytes]] = []
+    others = {one.pid for one in psutil.Process().children()}
 
     def start() -> None:
         with (folder / "stdout").open("wb") as out, (folder / "stderr").open("wb") as err:
@@ -229,6 +245,7 @@ def _started(
         for process in started:
             _kill_group(process)
             process.wait()
+        _kill_orphans(others)
 
 
 @contextmanager

@@ -3,8 +3,6 @@
 
 import importlib.util
 import json
-import signal
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,13 +32,9 @@ PLAYED = play.Played(
 
 
 @pytest.fixture(autouse=True)
-def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """A folder of its own, and the signals as they were."""
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A folder of its own."""
     monkeypatch.chdir(tmp_path)
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
-    yield
-    for number, handler in before.items():
-        signal.signal(number, handler)
 
 
 def _give(monkeypatch: pytest.MonkeyPatch, *rollouts: play.Played) -> None:
@@ -94,14 +88,6 @@ def test_what_did_not_start_is_told_and_the_folder_goes(
     assert done.exit_code == 1
     assert "gateway did not get ready" in done.stderr
     assert list(tmp_path.iterdir()) == []
-
-
-def test_what_the_caller_has_it_ignore_stays_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
-    _give(monkeypatch, PLAYED)
-    signal.signal(signal.SIGHUP, signal.SIG_IGN)
-    assert CliRunner().invoke(demo, []).exit_code == 0
-    assert signal.getsignal(signal.SIGHUP) is signal.SIG_IGN
-    assert signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
 
 
 def test_keep_leaves_the_folder_and_says_where(
