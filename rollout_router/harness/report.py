@@ -30,6 +30,8 @@ compactions, is their own.
   100 KB, a subagent where the harness has them. *compaction*: 30 commands; after each ten the
   model says that the context is full, and the harness compacts. *faults*: a 503, a stream cut
   after its beginning, a connection closed before an answer, a 429.
+- Behind a shim the rollout is owned by the worker that the shim's connection does not end at, so
+  its calls take a hop.
 - *in full*: deltas are off at the gateway (`--no-history-delta --route-always`). *owner killed*:
   SIGKILL to the worker that owns the rollout, while a command runs between two calls.
 - Each run must end well alone: exit code, no retry or compaction but those that its scenario asks

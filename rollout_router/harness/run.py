@@ -23,6 +23,7 @@ import psutil
 
 from rollout_router.claims import ClaimsError, FileClaimStore
 from rollout_router.harness.compare import Run
+from rollout_router.harness.elsewhere import NotPlaced, own_elsewhere
 from rollout_router.harness.isolation import adopting
 from rollout_router.harness.model_log import read_log
 from rollout_router.harness.model_server import model_command
@@ -89,8 +90,7 @@ def run(
         command = model_command(scenario.name, log, context_llm_tokens=context)
         model = Service("the model", command, log=folder / "model.log", apart=False)
         stack.enter_context(_stopping(model))
-        # Placed by load, a rollout goes to the worker that it did not arrive at: calls take a hop.
-        flags = ("--server-timing", "--placement", "balanced", *(() if mode.deltas else _IN_FULL))
+        flags = ("--server-timing", *(() if mode.deltas else _IN_FULL))
         gateway = Gateway(
             folder,
             *("--upstream", str(json.loads(model.wait_line('{"url"'))["url"])),
@@ -101,6 +101,10 @@ def run(
         if not harness.in_process:
             shim = Shim(folder, gateway.url, "--timings-file", str(timings))
             stack.enter_context(_stopping(shim.service))
+            try:
+                own_elsewhere(rollout_id, shim_url=shim.url, gateway_url=gateway.url)
+            except NotPlaced as error:
+                raise RunFailed(str(error)) from error
         target = Target(
             base_url=f"{shim.url if shim else gateway.url}/ng-rollout/{rollout_id}/v1",
             model=_MODEL,

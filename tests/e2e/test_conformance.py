@@ -59,7 +59,9 @@ def test_s1_h1_a_killed_owner_and_deltas_change_nothing_for_pi(tmp_path: Path) -
     assert before["worker_id"] == killed["killed"] != after["worker_id"]
     assert after["claim_epoch"] > before["claim_epoch"]
     assert all(deltas["stages_ms"][f"sandbox {name}"] > 0 for name in ("local hop", "delta"))
-    assert all(deltas["stages_ms"][f"gym {name}"] > 0 for name in ("claim", "read", "rebuild"))
+    assert all(
+        deltas["stages_ms"][f"gym {name}"] > 0 for name in ("claim", "read", "hop", "rebuild")
+    )
 
 
 @pytest.mark.long
