@@ -6,6 +6,7 @@ import itertools
 import os
 import pty
 from collections.abc import Iterator
+from contextlib import suppress
 from typing import TextIO
 
 import pytest
@@ -24,32 +25,35 @@ def test_a_table_shows_text_as_it_is(capsys: pytest.CaptureFixture[str]) -> None
 def terminal() -> Iterator[tuple[TextIO, int]]:
     """A terminal to write to, and the descriptor at which its user reads."""
     reading, writing = pty.openpty()
-    os.set_blocking(reading, False)
     with os.fdopen(writing, "w") as stream:
         yield stream, reading
     os.close(reading)
 
 
-def shown(reading: int) -> str:
-    try:
-        return os.read(reading, 1 << 16).decode()
-    except BlockingIOError:
-        return ""
+def shown(terminal: tuple[TextIO, int]) -> str:
+    """Everything that was written, and nothing more can be."""
+    stream, reading = terminal
+    stream.close()
+    parts = []
+    with suppress(OSError):  # EIO: how a terminal ends whose other side is closed
+        while part := os.read(reading, 1 << 16):
+            parts.append(part)
+    return b"".join(parts).decode()
 
 
 def test_what_takes_longer_than_a_second_has_a_bar(terminal: tuple[TextIO, int]) -> None:
-    stream, reading = terminal
+    stream, _ = terminal
     clock = itertools.count(0.0, SHOWN_AFTER_S)
     with progress("reading claims", 1000, stream=stream, clock=lambda: next(clock)) as step:
         assert all(step() for _ in range(512))
-    assert "reading claims" in shown(reading)
+    assert "reading claims" in shown(terminal)
 
 
 def test_what_ends_sooner_has_none(terminal: tuple[TextIO, int]) -> None:
-    stream, reading = terminal
+    stream, _ = terminal
     with progress("reading claims", 1000, stream=stream, clock=lambda: 0.0) as step:
         assert all(step() for _ in range(512))
-    assert shown(reading) == ""
+    assert shown(terminal) == ""
 
 
 def test_a_bar_is_for_terminals_alone() -> None:

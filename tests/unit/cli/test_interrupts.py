@@ -10,11 +10,14 @@ from rollout_router.cli.interrupts import unwound_by_signals
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_a_signal_unwinds_and_is_afterwards_what_it_was(number: signal.Signals) -> None:
-    before = signal.getsignal(number)
-    with pytest.raises(SystemExit) as ended, unwound_by_signals():
-        signal.raise_signal(number)
-    assert ended.value.code == 128 + number
-    assert signal.getsignal(number) is before
+    before = signal.signal(number, signal.SIG_DFL)  # whatever this process was told to ignore
+    try:
+        with pytest.raises(SystemExit) as ended, unwound_by_signals():
+            signal.raise_signal(number)
+        assert ended.value.code == 128 + number
+        assert signal.getsignal(number) is signal.SIG_DFL
+    finally:
+        signal.signal(number, before)
 
 
 def test_what_the_caller_has_it_ignore_stays_ignored() -> None:
