@@ -11,17 +11,25 @@ H3  bytes, entries and idle time are bounded; a base that a call in flight uses 
 H4  several bases stay per entry, so a failed or dropped call leaves the base that its retry needs.
 H5  everything hangs on (rollout, claim epoch); the end of a call touches only its own entry.
 
+Bases of one conversation share their bytes (:mod:`rollout_router.history.bases`); bounds count what
+is really held.
+
 Synchronous, for one thread (the event loop's). It hashes nothing and trusts the digests given.
 """
 
 import math
-from collections import Counter, OrderedDict
-from collections.abc import Callable
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
-__all__ = ["Bounds", "CallHandle", "History", "Key", "Statistics"]
+from rollout_router.history.bases import NOTHING, Base, Bases, Incoming
+from rollout_router.history.difference import Operation
+
+__all__ = ["Bounds", "CallHandle", "History", "Key", "Origin", "Statistics"]
+
+_Result = TypeVar("_Result")
 
 
 class Key(NamedTuple):
@@ -31,12 +39,19 @@ class Key(NamedTuple):
     claim_epoch: int
 
 
+class Origin(NamedTuple):
+    """How a body was built: from the base of which digest, and by which operations."""
+
+    base: str
+    operations: Sequence[Operation]
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
     """How much one worker remembers."""
 
     rollouts_max: int = 4096  # entries without a call in flight go first, least recently used
-    bytes_max: int = 2 * 1024**3  # the sum of all bases; a body larger than this is not kept
+    bytes_max: int = 2 * 1024**3  # what all bases hold; a body larger than this is not kept
     idle_s_max: float = 3600.0  # an entry without a call for this long gives its claim back
     bases_per_rollout_max: int = 8  # parallel subagents, titles and retries each need one
 
@@ -50,7 +65,7 @@ class Bounds:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Statistics:
-    """A snapshot: counts, and bytes of bases."""
+    """A snapshot: counts, and the bytes that the bases hold."""
 
     rollouts: int
     in_flight: int
@@ -64,8 +79,7 @@ class _Entry:
     key: Key
     used_at: float
     in_flight: int = 0
-    bases: OrderedDict[str, bytes] = field(default_factory=OrderedDict)  # least recently used first
-    pins: Counter[str] = field(default_factory=Counter)
+    bases: Bases = field(default_factory=Bases)
 
 
 class CallHandle:
@@ -76,7 +90,7 @@ class CallHandle:
     def __init__(self, history: "History", entry: _Entry) -> None:
         self._history = history
         self._entry = entry
-        self._pinned: list[str] = []
+        self._pinned: list[Base] = []
         self._ended = False
         self.began_at = history.clock()
 
@@ -86,22 +100,36 @@ class CallHandle:
         return self._entry.key
 
     def base(self, digest: str) -> bytes | None:
-        """The bytes named *digest*, pinned until the call ends; None where they are not held."""
-        body = self._entry.bases.get(digest)
-        if body is not None:
-            self._entry.bases.move_to_end(digest)
-            self._pin(digest)
-        return body
+        """The bytes named *digest*, pinned until the call ends; None where they are not held.
 
-    def keep(self, digest: str, body: bytes) -> bool:
+        Those of an older base are built for this call, and are not counted.
+        """
+        base = self._entry.bases.find(bytes.fromhex(digest))
+        if base is None:
+            return None
+        self._pin(base)
+        return base.read()
+
+    def newest(self) -> tuple[str, bytes] | None:
+        """The most recently used base that is whole, with its digest; it is not pinned."""
+        base = self._entry.bases.newest()
+        return None if base is None else (base.name.hex(), base.held)
+
+    def keep(self, digest: str, body: bytes, origin: Origin | None = None) -> bool:
         """Hold *body* as a base named *digest*. False where the bounds leave no room for it.
 
         Entries evicted to make room are named by the next :meth:`History.evict_overdue`.
+
+        Args:
+            digest: of *body*, in hex.
+            body: held as it is, not copied.
+            origin: how it was built from a base, where that is known: they share their bytes then.
         """
-        kept = self._history._keep(self._entry, digest, body)  # noqa: SLF001 - one module, two faces
-        if kept:
-            self._pin(digest)
-        return kept
+        name = bytes.fromhex(digest)
+        base = self._history._keep(self._entry, name, body, origin)  # noqa: SLF001 - one module, two faces
+        if base is not None:
+            self._pin(base)
+        return base is not None
 
     def end(self) -> None:
         """The call is over. Touches only the entry that it began under (H5); idempotent."""
@@ -109,17 +137,16 @@ class CallHandle:
             return
         self._ended = True
         self._history.calls.discard(self)
-        for digest in self._pinned:
-            self._entry.pins[digest] -= 1
-            if not self._entry.pins[digest]:
-                del self._entry.pins[digest]
+        for base in self._pinned:
+            base.pins -= 1
+        self._pinned.clear()
         self._entry.in_flight -= 1
         self._history._used(self._entry)  # noqa: SLF001 - one module, two faces
         self._history.on_calls()
 
-    def _pin(self, digest: str) -> None:
-        self._entry.pins[digest] += 1
-        self._pinned.append(digest)
+    def _pin(self, base: Base) -> None:
+        base.pins += 1
+        self._pinned.append(base)
 
 
 class History:
@@ -178,7 +205,7 @@ class History:
         """
         entry = self._entries.pop(key, None)
         if entry is not None:
-            self._bytes -= sum(map(len, entry.bases.values()))
+            self._bytes -= entry.bases.held_bytes
             entry.bases.clear()
 
     def is_idle(self, key: Key) -> bool:
@@ -215,60 +242,75 @@ class History:
         if self._entries.get(entry.key) is entry:
             self._entries.move_to_end(entry.key)
 
-    def _keep(self, entry: _Entry, digest: str, body: bytes) -> bool:
+    def _keep(self, entry: _Entry, name: bytes, body: bytes, origin: Origin | None) -> Base | None:
         if self._entries.get(entry.key) is not entry:
-            return False  # dropped while the call ran: what it brings is nobody's base (H5)
-        if digest in entry.bases:
-            entry.bases.move_to_end(digest)
-            return True
-        if not self._make_room(len(body), entry):
-            return False
-        entry.bases[digest] = body
-        self._bytes += len(body)
-        return True
+            return None  # dropped while the call ran: what it brings is nobody's base (H5)
+        if (base := entry.bases.find(name)) is not None:
+            return base
+        if origin is None:
+            incoming = Incoming(body, {})
+        else:
+            incoming = entry.bases.incoming(body, bytes.fromhex(origin.base), origin.operations)
+        if not self._could_fit(incoming, entry):
+            return None
+        self._make_room(incoming, entry)
+        return self._counted(entry, lambda: entry.bases.add(name, incoming))
 
-    def _make_room(self, size_bytes: int, entry: _Entry) -> bool:
-        """Free what the bounds ask for, cheapest loss first; False where too much is in use."""
-        if not self._could_fit(size_bytes, entry):
-            return False
+    def _counted(self, entry: _Entry, change: Callable[[], _Result]) -> _Result:
+        before_bytes = entry.bases.held_bytes
+        result = change()
+        self._bytes += entry.bases.held_bytes - before_bytes
+        return result
+
+    def _make_room(self, incoming: Incoming, entry: _Entry) -> None:
+        """Free what the bounds ask for; the caller knows that there is enough."""
         while len(entry.bases) >= self.bounds.bases_per_rollout_max:
-            if not self._drop_one_base(entry, spare=0):
-                return False
-        while self._bytes + size_bytes > self.bounds.bytes_max:
-            if not (
-                self._evict_one_idle()
-                or any(self._drop_one_base(other, spare=1) for other in self._entries.values())
-                or self._drop_one_base(entry, spare=0)
-            ):
-                return False
-        return True
+            self._counted(entry, entry.bases.drop_oldest)
+        losses = self._losses(incoming, entry)
+        while self._bytes_above(incoming, entry) > 0:
+            next(losses)
 
-    def _could_fit(self, size_bytes: int, entry: _Entry) -> bool:
+    def _losses(self, incoming: Incoming, entry: _Entry) -> Iterator[None]:
+        """Gives something up each time, the cheapest loss first."""
+        while self._evict_one_idle():
+            yield
+        for other in self._entries.values():
+            while other is not entry and self._free_oldest(other, spare=1):
+                yield
+        while self._free_oldest(entry, incoming, spare=0):
+            yield
+
+    def _could_fit(self, incoming: Incoming, entry: _Entry) -> bool:
         """Whether giving up all that may go makes room; asked first, so that no loss is vain."""
-        needed = self._bytes + size_bytes - self.bounds.bytes_max
-        if size_bytes > self.bounds.bytes_max or self.bounds.bases_per_rollout_max == 0:
+        size_bytes, most = len(incoming.body), self.bounds.bases_per_rollout_max
+        if size_bytes > self.bounds.bytes_max or most == 0:
             return False
+        if len(entry.bases) >= most and not entry.bases.any_loose:
+            return False
+        needed = self._bytes_above(incoming, entry)
         if needed <= 0:
             return True
-        freed = 0
+        needed -= entry.bases.bytes_with(incoming) - entry.bases.bytes_least(incoming, spare=0)
         for other in self._entries.values():
+            if needed <= 0:
+                break
             if not other.in_flight:
-                freed += sum(map(len, other.bases.values()))
-            else:
-                spare = 0 if other is entry else 1
-                loose = list(other.bases)[: len(other.bases) - spare]
-                freed += sum(len(other.bases[d]) for d in loose if not other.pins[d])
-            if freed >= needed:
-                return True
-        return False
+                needed -= other.bases.held_bytes
+            elif other is not entry:
+                needed -= other.bases.held_bytes - other.bases.bytes_least(spare=1)
+        return needed <= 0
 
-    def _drop_one_base(self, entry: _Entry, *, spare: int) -> bool:
-        """Drop the least recently used base that no call uses, leaving *spare* of the newest."""
-        for digest in list(entry.bases)[: len(entry.bases) - spare]:
-            if not entry.pins[digest]:
-                self._bytes -= len(entry.bases.pop(digest))
-                return True
-        return False
+    def _bytes_above(self, incoming: Incoming, entry: _Entry) -> int:
+        """How far *incoming* would lead beyond the bound; above 0 where it would."""
+        above = self._bytes + len(incoming.body) - self.bounds.bytes_max
+        if above <= 0:  # and no sharing makes it more
+            return above
+        return (
+            above - len(incoming.body) - entry.bases.held_bytes + entry.bases.bytes_with(incoming)
+        )
+
+    def _free_oldest(self, entry: _Entry, incoming: Incoming = NOTHING, *, spare: int) -> bool:
+        return self._counted(entry, lambda: entry.bases.free_oldest(incoming, spare=spare))
 
     def _used_before(self, horizon: float) -> list[_Entry]:
         """The idle entries last used before *horizon*; entries stand in the order of their use."""

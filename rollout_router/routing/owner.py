@@ -14,13 +14,14 @@ R5  every answer names worker and claim epoch. What the application says of itse
 import asyncio
 import hashlib
 import logging
+from collections.abc import Callable
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 from rollout_router.asgi import App, Message, Scope
 from rollout_router.call import CALL_KEY, Call
 from rollout_router.errors import Refusal, ResponseCut
-from rollout_router.history import CallHandle
+from rollout_router.history import CallHandle, Origin
 from rollout_router.metrics import FENCED
 from rollout_router.routing import headers as wire
 from rollout_router.routing.completion import HELD_S_MAX, Completion
@@ -31,6 +32,7 @@ from rollout_router.routing.making import CLOSE_KEY, AnswerWatch
 from rollout_router.routing.ownership import Held
 from rollout_router.routing.tasks import Tasks
 from rollout_router.routing.worker import Worker
+from rollout_router.transport.sandbox.delta import common_prefix, common_suffix
 from rollout_router.transport.sandbox.frame import Frame, Malformed, TooLong, parse_frame, rebuild
 
 __all__ = ["serve_held"]
@@ -38,6 +40,7 @@ __all__ = ["serve_held"]
 HASH_IN_THREAD_BYTES: Final = 4 * 1024**2
 """Bodies from here on are hashed in a thread: 4 MiB take about 2 ms, a pause others would feel."""
 
+_Result = TypeVar("_Result")
 _logger = logging.getLogger(__name__)
 _EMPTY_DIGEST: Final = hashlib.sha256(b"").hexdigest()
 
@@ -68,15 +71,17 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     # It may have been closed while the body came (R6).
     worker.admission.check(claim.rollout_id, claim_epoch=claim.claim_epoch)
     exchange.passed("admission")
-    digest = ""
+    digest, frame = "", None
     if is_frame(headers):
         frame, body = await _rebuilt(body, held.call, exchange, settings.body_bytes_max)
         headers = _restored(headers, frame, len(body))
         digest = frame.target
     elif mark.wanted and keeps:
-        digest = await _sha256(body)
-    if digest and keeps and worker.ownership.keep(held, digest, body):
-        mark.value = b"kept=" + digest.encode()
+        digest = await _unblocked(len(body), lambda: hashlib.sha256(body).hexdigest())
+    if digest and keeps:
+        origin = await _origin(held.call, body, frame)
+        if worker.ownership.keep(held, digest, body, origin):
+            mark.value = b"kept=" + digest.encode()
     exchange.passed("rebuild")
     if not worker.ownership.stands(held.grant):
         mark.value = b"none"
@@ -226,9 +231,7 @@ async def _rebuilt(
                 rollout_id=key.rollout_id,
                 claim_epoch=key.claim_epoch,
             )
-        if frame.length < HASH_IN_THREAD_BYTES:
-            return frame, rebuild(frame, base)
-        return frame, await asyncio.to_thread(rebuild, frame, base)
+        return frame, await _unblocked(frame.length, partial(rebuild, frame, base))
     except Malformed as error:
         raise Refusal(
             "body_too_large" if isinstance(error, TooLong) else "delta_malformed",
@@ -247,10 +250,26 @@ def _restored(headers: Headers, frame: Frame, length: int) -> Headers:
     return restored
 
 
-async def _sha256(body: bytes) -> str:
-    if len(body) < HASH_IN_THREAD_BYTES:
-        return hashlib.sha256(body).hexdigest()
-    return await asyncio.to_thread(lambda: hashlib.sha256(body).hexdigest())
+async def _origin(bases: CallHandle, body: bytes, frame: Frame | None) -> Origin | None:
+    """How *body* was built; one that came in full could have been by what it shares at its ends."""
+    if frame is not None and frame.base != _EMPTY_DIGEST:
+        return Origin(frame.base, frame.ops)
+    if (newest := bases.newest()) is None:
+        return None
+    digest, base = newest
+
+    def compared() -> Origin:
+        head = common_prefix(base, body)
+        tail = common_suffix(base, body, head, head)
+        between = len(body) - head - tail
+        return Origin(digest, [(0, head), (None, between), (len(base) - tail, tail)])
+
+    return await _unblocked(len(body), compared)
+
+
+async def _unblocked(size_bytes: int, work: Callable[[], _Result]) -> _Result:
+    """*work* on so many bytes, in a thread where the event loop would feel it."""
+    return work() if size_bytes < HASH_IN_THREAD_BYTES else await asyncio.to_thread(work)
 
 
 def _names(call: Call) -> Headers:

@@ -31,7 +31,7 @@ from rollout_router.claims import (
 )
 from rollout_router.claims.record import Kind
 from rollout_router.errors import Refusal
-from rollout_router.history import CallHandle, History, Key
+from rollout_router.history import CallHandle, History, Key, Origin
 from rollout_router.routing.session_bounds import SessionBounds
 from rollout_router.routing.tasks import Tasks
 from rollout_router.routing.threads import StoreThreads
@@ -212,9 +212,9 @@ class Ownership:
         """
         await self._threads.locking(tombstone.rollout_id, lambda: self._store.forget(tombstone))
 
-    def keep(self, held: Held, digest: str, body: bytes) -> bool:
+    def keep(self, held: Held, digest: str, body: bytes, origin: Origin | None = None) -> bool:
         """Hold *body* as a base; whatever had to go for it gives its claim back at once (C6)."""
-        kept = held.call.keep(digest, body)
+        kept = held.call.keep(digest, body, origin)
         self.release_overdue()
         return kept
 

@@ -5,6 +5,7 @@ import asyncio
 import hashlib
 import json
 from collections.abc import Callable
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -625,3 +626,25 @@ async def test_r4_what_is_held_back_of_an_answer_that_failed_never_leaves(rig: R
         await client.ask(router)
 
     assert client.content == b""
+
+
+@pytest.mark.parametrize("in_thread_bytes", [0, 1 << 20])
+@pytest.mark.parametrize("in_full", [True, False])
+async def test_h3_bases_of_one_conversation_share_their_bytes(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, *, in_full: bool, in_thread_bytes: int
+) -> None:
+    monkeypatch.setattr(module, "HASH_IN_THREAD_BYTES", in_thread_bytes)
+    app = Application()
+    router, worker = await rig.start(app)
+    bodies = [FIRST[:-2] + b', "a turn"' * turn + b"]}" for turn in range(5)]
+    await full(bodies[0]).ask(router)
+
+    for old, new in pairwise(bodies):
+        await (full(new) if in_full else delta(old, new)).ask(router)
+    again = [await delta(old, SECOND).ask(router) for old in bodies]  # all can be built on
+
+    held = worker.history.statistics()
+    assert held.bases == 6
+    assert held.bytes < 1.3 * len(SECOND)
+    assert [client.status for client in again] == [200] * 5
+    assert [call.body for call in app.calls] == [*bodies, *[SECOND] * 5]
