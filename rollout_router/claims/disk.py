@@ -9,11 +9,10 @@ raise plain ``OSError``; a write that fails leaves neither a temporary file nor 
 import contextlib
 import errno
 import os
-import secrets
 import stat
 from typing import Final
 
-from rollout_router.claims.record import RECORD_BYTES_MAX, Malformed
+from rollout_router.claims.envelope import RECORD_BYTES_MAX, Malformed
 
 __all__ = [
     "TEMPORARY",
@@ -143,7 +142,7 @@ def publish(path: str, raw: bytes, *, durable: bool) -> os.stat_result:
             from syncing the directory.
     """
     directory, _ = os.path.split(path)
-    temporary = f"{directory}/{TEMPORARY}{secrets.token_hex(8)}"
+    temporary = f"{directory}/{TEMPORARY}{os.urandom(8).hex()}"
     fd = os.open(temporary, _CREATE, 0o600)
     try:
         try:

@@ -13,9 +13,10 @@ import hashlib
 import re
 from typing import Final
 
-from rollout_router.claims.record import CLAIM_EPOCH_MAX, Malformed
+from rollout_router.claims.envelope import Malformed
 
 __all__ = [
+    "CLAIM_EPOCH_MAX",
     "EPOCH_FILE_BYTES",
     "GENERATION_MAX",
     "EpochsExhausted",
@@ -26,6 +27,7 @@ __all__ = [
     "next_epoch",
 ]
 
+CLAIM_EPOCH_MAX: Final = 2**63 - 1  # fits the signed 64-bit integer of every database and language
 _GENERATION_SHIFT: Final = 32
 GENERATION_MAX: Final = 2**31 - 1  # (generation << 32) stays below 2**63
 EPOCH_FILE_BYTES: Final = 53  # 19 digits, a space, 32 digits of checksum, a newline

@@ -17,9 +17,10 @@ from typing import Final, Literal
 import psutil
 
 from rollout_router.claims.disk import close_unwritten, open_for_reading, read_capped
+from rollout_router.claims.envelope import Malformed
 from rollout_router.claims.errors import code_of
 from rollout_router.claims.lock_table import LOCK_TABLE, LockUse, lock_use
-from rollout_router.claims.record import Malformed, OwnerIdentity
+from rollout_router.claims.record import OwnerIdentity
 
 __all__ = [
     "UNSEEN",

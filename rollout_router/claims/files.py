@@ -18,7 +18,9 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from rollout_router.claims.creation import create_or_open
 from rollout_router.claims.disk import publish, read_capped, write_in_place
+from rollout_router.claims.envelope import Malformed
 from rollout_router.claims.epochs import (
     EpochsExhausted,
     decode_highest,
@@ -31,26 +33,20 @@ from rollout_router.claims.errors import (
     StoreUnavailable,
 )
 from rollout_router.claims.host import Host
-from rollout_router.claims.layout import (
-    Format,
-    Layout,
-    create_or_open,
-    look_at,
-    read_format,
-)
+from rollout_router.claims.layout import Format, Layout, read_format
 from rollout_router.claims.locks import LOCK_TIMEOUT_S, StripeLocks
-from rollout_router.claims.reader import ClaimReader, signature_of
+from rollout_router.claims.names import stripe_of
+from rollout_router.claims.reader import ClaimReader
 from rollout_router.claims.record import (
     REASON_LENGTH_MAX,
     Claim,
     Grant,
     Kind,
-    Malformed,
     Moved,
     Owner,
     Previous,
     encode_claim,
-    stripe_of,
+    signature_of,
 )
 from rollout_router.claims.verdict import ProofOfDeath
 
@@ -61,7 +57,10 @@ _log = logging.getLogger(__name__)
 
 
 class FileClaimStore(ClaimReader):
-    """The reference store. Safe for threads and processes; children of a fork must open anew."""
+    """The reference store. Safe for threads and processes; children of a fork must open anew.
+
+    One from :meth:`inspect` changes claims only while FORMAT is of this boot; :meth:`open` others.
+    """
 
     def __init__(self, layout: Layout, *, lock_timeout_s: float = LOCK_TIMEOUT_S) -> None:
         super().__init__(layout)
@@ -99,17 +98,6 @@ class FileClaimStore(ClaimReader):
             allow_network_fs=allow_network_fs,
         )
         return cls(layout, lock_timeout_s=lock_timeout_s)
-
-    @classmethod
-    def inspect(cls, state_dir: Path, *, host: Host | None = None) -> "FileClaimStore":
-        """Open a store for reading: makes and raises nothing.
-
-        It can change claims too, but only while FORMAT is of this boot; :meth:`open` otherwise.
-
-        Raises:
-            StoreRefused: there is none, or this program cannot read it.
-        """
-        return cls(look_at(state_dir, host=host or Host.here()))
 
     def with_lock_timeout(self, lock_timeout_s: float) -> "FileClaimStore":
         """The same store, opened before, whose locks are waited for *lock_timeout_s*."""

@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Final
 
 from rollout_router.claims.disk import publish, read_capped
+from rollout_router.claims.envelope import Malformed, open_envelope, seal_envelope
 from rollout_router.claims.errors import StoreUnavailable, errno_name
 from rollout_router.claims.locks import StripeLocks
-from rollout_router.claims.record import Malformed, open_envelope, seal_envelope
 
 __all__ = ["WHY_LENGTH_MAX", "Gate", "load_gate", "read_gate", "write_gate", "writing_gate"]
 

@@ -17,9 +17,11 @@ from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, code
 from rollout_router.claims.evidence import is_held
 from rollout_router.claims.files import FileClaimStore
 from rollout_router.claims.layout import PARTS, STRIPE_NAMES, read_format
-from rollout_router.claims.parts import Finding, finding, gate_damage, rollout_of_file, wrong_with
-from rollout_router.claims.record import Claim, Unreadable, valid_nonce
-from rollout_router.claims.repair import highest_of
+from rollout_router.claims.names import valid_nonce
+from rollout_router.claims.parts import Finding, finding, gate_damage, wrong_with
+from rollout_router.claims.reader import rollout_of_file
+from rollout_router.claims.record import Claim, Unreadable
+from rollout_router.claims.repairs import highest_of
 from rollout_router.claims.sweeper import dead_owners
 
 __all__ = ["Inspection", "inspect_store"]

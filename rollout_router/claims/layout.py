@@ -1,43 +1,28 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The directory of a store: how it is made, opened and refused (laws C1, C2).
+"""The directory of a store, as it is read, checked and refused (laws C1, C2).
 
     FORMAT   locks/00..ff   owners/   epochs/00..ff   claims/00..ff/   gate
 
-FORMAT is written last when a store is made, and replaced durably under ``locks/format`` by whoever
-first opens it under a new boot id: that raises the generation, which is why a claim needs no sync
-of its own (C2). A directory without FORMAT in which something was granted is damaged, never new.
+Nothing here makes or changes anything: that is :mod:`rollout_router.claims.creation`, which a
+command that only reads does without.
 """
 
 import contextlib
 import errno
-import logging
 import os
-import re
 import stat
-import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-from rollout_router.claims.disk import publish, read_capped, sync_directory
-from rollout_router.claims.epochs import (
-    GENERATION_MAX,
-    decode_highest,
-    encode_highest,
-    generation_of,
-)
+from rollout_router.claims.disk import read_capped
+from rollout_router.claims.envelope import Malformed, open_envelope
+from rollout_router.claims.epochs import GENERATION_MAX
 from rollout_router.claims.errors import StoreRefused, StoreUnavailable, errno_name
-from rollout_router.claims.host import Host, is_swept
-from rollout_router.claims.locks import LOCK_TIMEOUT_S, StripeLocks
-from rollout_router.claims.record import (
-    STRIPES,
-    Malformed,
-    Unreadable,
-    open_envelope,
-    seal_envelope,
-)
+from rollout_router.claims.host import Host
+from rollout_router.claims.names import STRIPES
 
 __all__ = [
     "PARTS",
@@ -45,20 +30,15 @@ __all__ = [
     "Format",
     "Layout",
     "check_access",
-    "create_or_open",
-    "highest_generation",
+    "known_format",
     "look_at",
-    "restore_parts",
+    "no_store",
+    "read_format",
+    "refusing",
 ]
 
 STRIPE_NAMES: Final = tuple(f"{stripe:02x}" for stripe in range(STRIPES))
-_SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-_CREATION_TIMEOUT_S: Final = 60.0  # 256 synced files, on a disk that takes 200 ms for each
-_DIRECTORY_MODE: Final = 0o700
-_NEW_EMPTY: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 PARTS: Final = ("locks", "owners", "epochs", "claims")
-
-_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,52 +77,6 @@ class Layout:
     local: bool  # False: on a network file system, allowed for all workers on one host and mount
 
 
-def create_or_open(
-    state_dir: Path,
-    *,
-    service: str | None,
-    host: Host,
-    allow_network_fs: bool,
-) -> Layout:
-    """Open the store at *state_dir* for workers; make it first where none is.
-
-    Args:
-        state_dir: made with mode 0700 when it is missing.
-        service: whose claims these are; None opens an existing store of any service.
-        host: this machine.
-        allow_network_fs: all workers promise to be on one host and to use one mount.
-
-    Raises:
-        StoreRefused: says why and what to do; no claim was touched.
-    """
-    if service is not None and _SERVICE.fullmatch(service) is None:
-        raise StoreRefused(f"{service!r} names no service: use 1 to 100 of A-Z a-z 0-9 . _ -")
-    root = Path(os.path.realpath(state_dir))
-    with _refusing(root):
-        # What is refused is refused before anything is made or raised.
-        local = _check_place(root, host=host, allow_network_fs=allow_network_fs)
-        if service is not None:
-            root.mkdir(mode=_DIRECTORY_MODE, parents=True, exist_ok=True)
-        elif not root.is_dir():
-            raise _no_store(root)
-        check_access(root)
-        if _known(root, service=service) is None and service is None:
-            raise _no_store(root)
-        (root / "locks").mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-        locks = StripeLocks(root / "locks", timeout_s=LOCK_TIMEOUT_S)
-        with locks.hold("format", create=True, timeout_s=_CREATION_TIMEOUT_S):
-            found = _known(root, service=service)
-            if found is None:
-                if service is None:
-                    raise _no_store(root)
-                found = _create(root, service=service, boot_id=host.boot_id)
-            (root / "owners").mkdir(mode=_DIRECTORY_MODE, exist_ok=True)
-            if found.boot_id != host.boot_id:
-                found = found.raised(host.boot_id, above=highest_generation(root))
-                write_format(root, found)
-    return Layout(root=root, format=found, host=host, local=local)
-
-
 def look_at(state_dir: Path, *, host: Host) -> Layout:
     """Open the store at *state_dir* for commands that read: makes and raises nothing.
 
@@ -150,10 +84,10 @@ def look_at(state_dir: Path, *, host: Host) -> Layout:
         StoreRefused: there is none, or this program cannot read it.
     """
     root = Path(os.path.realpath(state_dir))
-    with _refusing(root):
-        found = _known(root, service=None)
+    with refusing(root):
+        found = known_format(root, service=None)
         if found is None:
-            raise _no_store(root)
+            raise no_store(root)
     return Layout(root=root, format=found, host=host, local=host.is_local(root))
 
 
@@ -166,7 +100,7 @@ def check_access(root: Path) -> None:
         StoreRefused: says of which directory, and what to do.
     """
     for part in (root, *(root / name for name in PARTS)):
-        with _refusing(root), contextlib.suppress(FileNotFoundError):
+        with refusing(root), contextlib.suppress(FileNotFoundError):
             _check_directory(part)
 
 
@@ -177,7 +111,7 @@ def read_format(root: Path) -> Format:
         StoreUnavailable: ``ESTALE``: it is gone or damaged, so this is no longer our store.
     """
     try:
-        found = _known(root, service=None)
+        found = known_format(root, service=None)
     except (StoreRefused, OSError) as error:
         raise StoreUnavailable(f"reading {root}/FORMAT ({error})", errno.ESTALE) from error
     if found is None:
@@ -185,119 +119,7 @@ def read_format(root: Path) -> Format:
     return found
 
 
-def write_format(root: Path, fields: Format) -> None:
-    """Replace FORMAT durably; the caller holds ``locks/format``."""
-    publish(f"{root}/FORMAT", seal_envelope(asdict(fields)), durable=True)
-
-
-def highest_generation(root: Path) -> int:
-    """The highest generation in the epoch files that can be read; 0 where none can."""
-    highest = 0
-    for stripe in STRIPE_NAMES:
-        with contextlib.suppress(OSError, Malformed):  # its stripe fails closed until it is mended
-            epoch = decode_highest(read_capped(f"{root}/epochs/{stripe}"))
-            highest = max(highest, generation_of(epoch))
-    return highest
-
-
-def restore_parts(root: Path) -> list[Unreadable]:
-    """Make what is missing of a store's fixed parts, epoch files excepted.
-
-    The caller holds ``locks/format``, and knows that no worker runs when a lock file is missing.
-
-    Returns:
-        What was missing, each with the code ``missing``.
-    """
-    made: list[Unreadable] = []
-    parts = [f"{root}/{part}" for part in ("owners", "epochs", "claims")]
-    parts += [f"{root}/claims/{stripe}" for stripe in STRIPE_NAMES]
-    for part in parts:
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(part, _DIRECTORY_MODE)  # noqa: PTH102 - 259 of them: Path costs as much again
-            made.append(Unreadable(path=part, code="missing"))
-    for stripe in STRIPE_NAMES:
-        lock = f"{root}/locks/{stripe}"
-        with contextlib.suppress(FileExistsError):
-            os.close(os.open(lock, _NEW_EMPTY, 0o600))
-            made.append(Unreadable(path=lock, code="missing"))
-    for directory in (root / "locks", root / "claims", root):
-        sync_directory(str(directory))
-    return made
-
-
-def _create(root: Path, *, service: str, boot_id: str) -> Format:
-    """Everything but FORMAT, then FORMAT. A crash in between leaves no store; it is resumed."""
-    if used := _first_trace_of_use(root):
-        raise StoreRefused(
-            f"{root} has no FORMAT but was used ({used}). Restore FORMAT from a backup; or, with "
-            "no worker running, move the directory away: a new store starts with a new store_id"
-        )
-    restore_parts(root)
-    for stripe in STRIPE_NAMES:
-        publish(f"{root}/epochs/{stripe}", encode_highest(0), durable=False)
-    for stripe in STRIPE_NAMES:
-        _sync_file(f"{root}/epochs/{stripe}")
-    sync_directory(f"{root}/epochs")
-    made = Format(
-        service=service,
-        store_id=str(uuid.uuid4()),
-        stripes=STRIPES,
-        generation=1,
-        boot_id=boot_id,
-    )
-    write_format(root, made)
-    sync_directory(str(root.parent))
-    return made
-
-
-def _sync_file(path: str) -> None:
-    """Make the bytes of one file survive a power cut."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
-
-
-def _first_trace_of_use(root: Path) -> str | None:
-    for part in [f"{root}/owners", *(f"{root}/claims/{stripe}" for stripe in STRIPE_NAMES)]:
-        with contextlib.suppress(FileNotFoundError), os.scandir(part) as entries:
-            if any(entries):
-                return part
-    for stripe in STRIPE_NAMES:
-        path = f"{root}/epochs/{stripe}"
-        try:
-            if decode_highest(read_capped(path)):
-                return path
-        except (FileNotFoundError, Malformed):
-            continue  # not made yet, or cut off by a crash while the store was being made
-    return None
-
-
-def _read_format(root: Path) -> Format | None:
-    path = f"{root}/FORMAT"
-    try:
-        fields = open_envelope(read_capped(path))
-        return Format(
-            service=str(fields["service"]),
-            store_id=str(fields["store_id"]),
-            stripes=int(fields["stripes"]),
-            generation=int(fields["generation"]),
-            boot_id=str(fields["boot_id"]),
-        )
-    except FileNotFoundError:
-        return None
-    except Malformed as error:
-        if error.code == "newer_format":
-            raise StoreRefused(
-                f"{path} was written by a newer version: run that version, or use another directory"
-            ) from error
-        raise StoreRefused(f"{path} is damaged ({error.code}): restore it from a backup") from error
-    except (KeyError, TypeError, ValueError, OverflowError) as error:
-        raise StoreRefused(f"{path} is damaged (field): restore it from a backup") from error
-
-
-def _known(root: Path, *, service: str | None) -> Format | None:
+def known_format(root: Path, *, service: str | None) -> Format | None:
     """FORMAT of a store that *service* may use: None where there is none yet.
 
     A worker is refused a store that lacks a part; a command may be about to mend it.
@@ -325,18 +147,46 @@ def _known(root: Path, *, service: str | None) -> Format | None:
     return found
 
 
-def _check_place(root: Path, *, host: Host, allow_network_fs: bool) -> bool:
-    local = host.is_local(root)
-    if not local and not allow_network_fs:
+def no_store(root: Path) -> StoreRefused:
+    """What is said where a store was expected."""
+    return StoreRefused(f"there is no claim store at {root}: check --state-dir")
+
+
+@contextmanager
+def refusing(root: Path) -> Iterator[None]:
+    """Whatever the disk refuses within is why the store is refused."""
+    try:
+        yield
+    except StoreUnavailable as error:
+        raise StoreRefused(f"{root} cannot be opened: {error}") from error
+    except OSError as error:
         raise StoreRefused(
-            f"{root} is on a network file system, or one that is not known to be local "
-            f"({host.file_system(root)}), where locks may not order what is read: use a local "
-            "--state-dir; or, when all workers are on this host and use this mount, "
-            "--allow-network-fs"
+            f"{root} cannot be opened: {error.strerror} ({errno_name(error)}, {error.filename}): "
+            "use a --state-dir that this user may write"
+        ) from error
+
+
+def _read_format(root: Path) -> Format | None:
+    path = f"{root}/FORMAT"
+    try:
+        fields = open_envelope(read_capped(path))
+        return Format(
+            service=str(fields["service"]),
+            store_id=str(fields["store_id"]),
+            stripes=int(fields["stripes"]),
+            generation=int(fields["generation"]),
+            boot_id=str(fields["boot_id"]),
         )
-    if is_swept(root):
-        _log.warning("%s is swept by cleaners of temporary files: use /var/lib or /run", root)
-    return local
+    except FileNotFoundError:
+        return None
+    except Malformed as error:
+        if error.code == "newer_format":
+            raise StoreRefused(
+                f"{path} was written by a newer version: run that version, or use another directory"
+            ) from error
+        raise StoreRefused(f"{path} is damaged ({error.code}): restore it from a backup") from error
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StoreRefused(f"{path} is damaged (field): restore it from a backup") from error
 
 
 def _check_directory(path: Path) -> None:
@@ -351,20 +201,3 @@ def _check_directory(path: Path) -> None:
     if status.st_mode & 0o077:
         mode = stat.S_IMODE(status.st_mode)
         raise StoreRefused(f"{path} is open to other users (mode {mode:04o}): chmod 700 {path}")
-
-
-def _no_store(root: Path) -> StoreRefused:
-    return StoreRefused(f"there is no claim store at {root}: check --state-dir")
-
-
-@contextmanager
-def _refusing(root: Path) -> Iterator[None]:
-    try:
-        yield
-    except StoreUnavailable as error:
-        raise StoreRefused(f"{root} cannot be opened: {error}") from error
-    except OSError as error:
-        raise StoreRefused(
-            f"{root} cannot be opened: {error.strerror} ({errno_name(error)}, {error.filename}): "
-            "use a --state-dir that this user may write"
-        ) from error

@@ -22,7 +22,8 @@ import psutil
 
 from rollout_router.claims.disk import TEMPORARY, close_unwritten, sync_directory, write_all
 from rollout_router.claims.errors import StoreUnavailable
-from rollout_router.claims.record import OwnerIdentity, encode_identity, valid_nonce
+from rollout_router.claims.names import valid_nonce
+from rollout_router.claims.record import OwnerIdentity, encode_identity
 
 if TYPE_CHECKING:
     from rollout_router.claims.files import FileClaimStore

@@ -24,7 +24,8 @@ from rollout_router.claims.errors import (
     errno_name,
 )
 from rollout_router.claims.files import FileClaimStore
-from rollout_router.claims.record import Claim, Unreadable, stripe_of
+from rollout_router.claims.names import stripe_of
+from rollout_router.claims.record import Claim, Unreadable
 
 __all__ = ["Orphans", "free_orphans"]
 

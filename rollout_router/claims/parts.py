@@ -6,19 +6,17 @@ finding names a thing by its path and a code; the codes are stable, the remedies
 """
 
 import os
-import re
 import shlex
 import stat
 from dataclasses import dataclass
 from typing import Final
 
+from rollout_router.claims.envelope import Malformed
 from rollout_router.claims.errors import code_of
 from rollout_router.claims.gate import load_gate
-from rollout_router.claims.record import Malformed, file_name, valid_rollout_id
 
-__all__ = ["Finding", "finding", "gate_damage", "rollout_of_file", "wrong_with"]
+__all__ = ["Finding", "finding", "gate_damage", "wrong_with"]
 
-_ESCAPED: Final = re.compile(r"_([0-9a-f]{2})")
 _DIRECTORY_MODE: Final = 0o700
 _FILE_MODE: Final = 0o600
 _PERMISSIONS: Final = 0o777
@@ -75,13 +73,6 @@ def finding(path: str, code: str, *, place: str = "", **names: str) -> Finding:
     quoted = {name: shlex.quote(value) for name, value in {"path": path, **names}.items()}
     todo = _REMEDIES.get(place or code, _ELSE).format(**quoted)
     return Finding(path=path, code=code, remedy=todo)
-
-
-def rollout_of_file(path: str) -> str | None:
-    """The rollout whose claim file has this name; None where a long id was shortened into it."""
-    name = os.path.basename(path)  # noqa: PTH119 - a string, as everywhere here
-    rollout = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), name.removeprefix("r."))
-    return rollout if valid_rollout_id(rollout) and file_name(rollout) == name else None
 
 
 def wrong_with(path: str, *, user: int, directory: bool = False) -> list[Finding]:

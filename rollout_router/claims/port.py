@@ -8,15 +8,7 @@ a lock or a disk: callers run them in threads, never on an event loop.
 from collections.abc import Iterator
 from typing import Protocol
 
-from rollout_router.claims.record import (
-    Claim,
-    Grant,
-    Kind,
-    Moved,
-    Owner,
-    OwnerIdentity,
-    Unreadable,
-)
+from rollout_router.claims.record import Claim, Grant, Kind, Moved, Owner, OwnerIdentity, Unreadable
 from rollout_router.claims.verdict import Judgement, ProofOfDeath
 
 __all__ = ["ClaimStore"]

@@ -3,16 +3,23 @@
 
 It takes no lock and changes nothing: a reader finds the old record or the new one, never a part of
 either. What it cannot understand it names and passes by; what it cannot read it does not guess.
+
+Records and verdicts are imported where the first of them is met: what a script asks most often, of
+a store in which nothing is owned, needs neither.
 """
+
+from __future__ import annotations
 
 import contextlib
 import errno
 import os
+import re
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Final
+from typing import TYPE_CHECKING, Final, Self
 
 from rollout_router.claims.disk import TEMPORARY, peek, read_capped
+from rollout_router.claims.envelope import Malformed
 from rollout_router.claims.errors import (
     ClaimsError,
     ClaimUnreadable,
@@ -20,26 +27,17 @@ from rollout_router.claims.errors import (
     code_of,
     errno_name,
 )
-from rollout_router.claims.layout import STRIPE_NAMES, Layout
-from rollout_router.claims.record import (
-    Claim,
-    Grant,
-    Malformed,
-    Owner,
-    OwnerIdentity,
-    Signature,
-    Unreadable,
-    decode_claim,
-    decode_identity,
-    file_name,
-    is_of_another_epoch,
-    stripe_of,
-    valid_nonce,
-    valid_rollout_id,
-)
-from rollout_router.claims.verdict import Judgement, ProofOfDeath, judge, prove_death
+from rollout_router.claims.host import Host
+from rollout_router.claims.layout import STRIPE_NAMES, Layout, look_at
+from rollout_router.claims.names import file_name, stripe_of, valid_nonce, valid_rollout_id
 
-__all__ = ["ClaimReader", "signature_of"]
+if TYPE_CHECKING:
+    from rollout_router.claims.record import Claim, Grant, Owner, OwnerIdentity, Unreadable
+    from rollout_router.claims.verdict import Judgement, ProofOfDeath
+
+__all__ = ["ClaimReader", "rollout_of_file"]
+
+_ESCAPED: Final = re.compile(r"_([0-9a-f]{2})")
 
 _ONE_FILE: Final = frozenset({errno.EACCES, errno.EPERM, errno.EIO})
 """Errors of one file, where its name can be looked up; every other is of the process or the disk,
@@ -55,6 +53,19 @@ class ClaimReader:
         self.service: Final[str] = layout.format.service
         self.boot_id: Final[str] = layout.host.boot_id
         self.local: Final[bool] = layout.local
+
+    @classmethod
+    def inspect(cls, state_dir: Path, *, host: Host | None = None) -> Self:
+        """Open a store for reading: makes and raises nothing.
+
+        Args:
+            state_dir: the directory of the store.
+            host: another machine than this one.
+
+        Raises:
+            StoreRefused: there is none, or this program cannot read it.
+        """
+        return cls(look_at(state_dir, host=host or Host.here()))
 
     def read(self, rollout_id: str) -> Claim | None:
         """See the port."""
@@ -74,6 +85,8 @@ class ClaimReader:
             return True
         # A chmod changes the signature and nothing else: what the record says decides (C3). The two
         # usual answers do without a claim made of it, which would cost more than three plain reads.
+        from rollout_router.claims.record import is_of_another_epoch  # noqa: PLC0415 - see above
+
         raw = peek(path)
         if raw == grant.raw:
             return True
@@ -88,7 +101,7 @@ class ClaimReader:
             try:
                 names = sorted(os.listdir(directory))  # noqa: PTH208 - names
             except OSError as error:
-                yield Unreadable(path=directory, code=code_of(error))
+                yield _unreadable_at(directory, code_of(error))
                 continue
             for name in names:
                 if not name.startswith(TEMPORARY):
@@ -105,12 +118,12 @@ class ClaimReader:
         try:
             claim = self.read_file(path, None)
         except ClaimUnreadable as error:
-            return Unreadable(path=path, code=error.code)
+            return _unreadable_at(path, error.code)
         except StoreUnavailable as error:
-            return Unreadable(path=path, code=code_of(error))
+            return _unreadable_at(path, code_of(error))
         if claim is None or path == self.path_of(claim.rollout_id):
             return claim
-        return Unreadable(path=path, code="wrong_name")
+        return _unreadable_at(path, "wrong_name")
 
     def count_files(self, *, prefix: str = "") -> int:
         """How many files a survey will meet, about: workers go on. Never raises.
@@ -133,17 +146,19 @@ class ClaimReader:
             try:
                 identity = self.owner(name)
             except ClaimUnreadable as error:
-                yield Unreadable(path=path, code=error.code)
+                yield _unreadable_at(path, error.code)
             except StoreUnavailable as error:
                 if error.errno not in _ONE_FILE:
                     raise
-                yield Unreadable(path=path, code=errno_name(error))
+                yield _unreadable_at(path, errno_name(error))
             else:
                 if identity is not None:
                     yield identity
 
     def owner(self, nonce: str) -> OwnerIdentity | None:
         """See the port."""
+        from rollout_router.claims.record import decode_identity  # noqa: PLC0415 - see above
+
         path = f"{self.state_dir}/owners/{nonce}"
         if not valid_nonce(nonce):
             raise ClaimUnreadable(path, "wrong_name")
@@ -161,11 +176,15 @@ class ClaimReader:
 
     def judge(self, owner: Owner) -> Judgement:
         """See the port."""
+        from rollout_router.claims.verdict import judge  # noqa: PLC0415 - see above
+
         path = f"{self.state_dir}/owners/{owner.nonce}"
         return judge(owner, path=path, boot_id=self.boot_id, local=self.local)
 
     def proof_of_death(self, owner: Owner) -> ProofOfDeath | None:
         """See the port."""
+        from rollout_router.claims.verdict import prove_death  # noqa: PLC0415 - see above
+
         path = f"{self.state_dir}/owners/{owner.nonce}"
         return prove_death(owner, path=path, boot_id=self.boot_id, local=self.local)
 
@@ -182,6 +201,8 @@ class ClaimReader:
             None where no file has that name, in a directory that is there: a directory that is
             gone says nothing of its claims, and is ``StoreUnavailable``.
         """
+        from rollout_router.claims.record import decode_claim  # noqa: PLC0415 - see above
+
         try:
             claim = decode_claim(read_capped(path))
         except FileNotFoundError:
@@ -201,9 +222,11 @@ class ClaimReader:
             raise StoreUnavailable(f"looking at {directory}", error.errno) from error
 
 
-def signature_of(status: os.stat_result) -> Signature:
-    """What tells this file from every other grant that stood or will stand in its place."""
-    return Signature(status.st_ino, status.st_ctime_ns, status.st_size)
+def rollout_of_file(path: str) -> str | None:
+    """The rollout whose claim file has this name; None where a long id was shortened into it."""
+    name = os.path.basename(path)  # noqa: PTH119 - a string, as everywhere here
+    rollout = _ESCAPED.sub(lambda match: chr(int(match[1], 16)), name.removeprefix("r."))
+    return rollout if valid_rollout_id(rollout) and file_name(rollout) == name else None
 
 
 def _names(directory: str) -> list[str]:
@@ -211,6 +234,12 @@ def _names(directory: str) -> list[str]:
         return sorted(name for name in os.listdir(directory) if not name.startswith(TEMPORARY))  # noqa: PTH208 - names
     except OSError as error:
         raise StoreUnavailable(f"listing {directory}", error.errno) from error
+
+
+def _unreadable_at(path: str, code: str) -> Unreadable:
+    from rollout_router.claims.record import Unreadable  # noqa: PLC0415 - see above
+
+    return Unreadable(path=path, code=code)
 
 
 def _unreadable(path: str, error: Malformed | OSError) -> ClaimsError:

@@ -1,9 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The records of a claim store and their bytes: claims, owners and their names (laws C1, C5).
+"""The records of a claim store and their bytes: claims and owners (laws C1, C5).
 
-Pure: no file is touched here. A record is one JSON object of at most 4 KiB whose last member is a
-sha256 over the bytes before it, so a reader takes a whole record or none (C5). Reading is tolerant
-of unknown fields; writing is strict. A newer ``v`` is refused and never guessed at.
+Pure: no file is touched here.
 
 The size of a claim file is congruent to its claim epoch modulo 256. A file's inode and its coarse
 change time can both repeat within a few milliseconds; size and epoch cannot, so the signature that
@@ -12,25 +10,22 @@ not hold: another signature may be the same record in a file that somebody touch
 """
 
 import hashlib
-import json
 import math
+import os
 import re
-import secrets
 from dataclasses import dataclass, field
 from datetime import datetime
-from functools import lru_cache
 from typing import Any, Final, Literal, NamedTuple, get_args
 
+from rollout_router.claims.envelope import Malformed, open_envelope, seal_envelope
+from rollout_router.claims.epochs import CLAIM_EPOCH_MAX
+from rollout_router.claims.names import valid_nonce, valid_rollout_id
+
 __all__ = [
-    "CLAIM_EPOCH_MAX",
     "REASON_LENGTH_MAX",
-    "RECORD_BYTES_MAX",
-    "ROLLOUT_ID",
-    "STRIPES",
     "Claim",
     "Grant",
     "Kind",
-    "Malformed",
     "Moved",
     "Owner",
     "OwnerIdentity",
@@ -42,64 +37,21 @@ __all__ = [
     "decode_identity",
     "encode_claim",
     "encode_identity",
-    "file_name",
     "is_of_another_epoch",
-    "new_nonce",
-    "open_envelope",
-    "seal_envelope",
-    "stripe_of",
-    "valid_nonce",
-    "valid_rollout_id",
+    "signature_of",
 ]
 
-FORMAT_VERSION: Final = 1
-RECORD_BYTES_MAX: Final = 4096
-STRIPES: Final = 256  # a change of the count is a change of the format
-CLAIM_EPOCH_MAX: Final = 2**63 - 1  # fits the signed 64-bit integer of every database and language
-ROLLOUT_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
-_NONCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _AT: Final = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d{1,6})?Z", re.ASCII)
-_ENVELOPE: Final = re.compile(rb'(\{.+),"sha256":"([0-9a-f]{64})"\}[ \n]*', re.DOTALL)
 _SEAL: Final = b',"sha256":"'
 _EPOCH_FIELD: Final = b'"claim_epoch":'
 _EPOCH_DIGITS_MAX: Final = len(str(CLAIM_EPOCH_MAX))
-_NAME_BYTES_MAX: Final = 180
-_KEPT: Final = "abcdefghijklmnopqrstuvwxyz0123456789-"
-_ESCAPES: Final = {code: f"_{code:02x}" for code in range(128) if chr(code) not in _KEPT}
 _PID_MAX: Final = 2**31 - 1  # pid_t; what is larger cannot even be asked for
-_SIGNATURE_MODULUS: Final = 256
-_NAMES_CACHED: Final = (
-    4096  # the path is needed before every dispatch, and costs more than its stat
-)
 REASON_LENGTH_MAX: Final = 200  # characters; of 12 bytes each when escaped: far below 4 KiB
 
 Kind = Literal["rollout", "session"]
 State = Literal["owned", "lost"]
 _KINDS: Final = frozenset(get_args(Kind))
 _STATES: Final = frozenset(get_args(State))
-
-
-class Malformed(ValueError):  # noqa: N818 - names the state of the bytes
-    """Bytes that are no record. ``code`` is one of the codes of ``ClaimUnreadable``."""
-
-    def __init__(self, code: str) -> None:
-        self.code = code
-        super().__init__(code)
-
-
-def valid_rollout_id(text: str) -> bool:
-    """Whether *text* may name a rollout: 1 to 200 of ``A-Za-z0-9._-``, the first alphanumeric."""
-    return ROLLOUT_ID.fullmatch(text) is not None
-
-
-def valid_nonce(text: str) -> bool:
-    """Whether *text* may name a worker: at most 32 characters, safe in file and socket names."""
-    return _NONCE.fullmatch(text) is not None
-
-
-def new_nonce() -> str:
-    """A random name for one worker: 20 hexadecimal digits, never used before or again."""
-    return secrets.token_hex(10)
 
 
 def _check(holds: bool, what: str) -> None:  # noqa: FBT001 - reads as a sentence at each call
@@ -220,66 +172,6 @@ class OwnerIdentity:
         return Owner(nonce=self.nonce, inode=self.inode)
 
 
-@lru_cache(maxsize=_NAMES_CACHED)
-def file_name(rollout_id: str) -> str:
-    """The name of a claim file: unique also where a file system folds case; at most 180 bytes."""
-    encoded = "r." + rollout_id.translate(_ESCAPES)
-    if len(encoded) <= _NAME_BYTES_MAX:
-        return encoded
-    return f"{encoded[:100]}_.h{hashlib.sha256(rollout_id.encode()).hexdigest()}"
-
-
-@lru_cache(maxsize=_NAMES_CACHED)
-def stripe_of(rollout_id: str) -> str:
-    """The stripe of a rollout, as two hexadecimal digits."""
-    return hashlib.sha256(rollout_id.encode()).hexdigest()[:2]
-
-
-def seal_envelope(fields: dict[str, Any], *, remainder: int | None = None) -> bytes:
-    """The bytes of one record: *fields*, a format version before them, a checksum behind them.
-
-    Args:
-        fields: JSON values.
-        remainder: when given, spaces make the size congruent to it modulo 256.
-
-    Raises:
-        ValueError: the record would be above 4 KiB.
-    """
-    body = json.dumps({"v": FORMAT_VERSION, **fields}, separators=(",", ":"))[:-1].encode()
-    raw = body + b',"sha256":"' + hashlib.sha256(body).hexdigest().encode() + b'"}'
-    if remainder is not None:
-        raw += b" " * ((remainder - len(raw) - 1) % _SIGNATURE_MODULUS)
-    raw += b"\n"
-    _check(len(raw) <= RECORD_BYTES_MAX, "a record has at most 4096 bytes")
-    return raw
-
-
-def open_envelope(raw: bytes) -> dict[str, Any]:
-    """The fields of one record, its checksum verified.
-
-    Raises:
-        Malformed: ``empty``, ``too_large``, ``checksum``, ``not_json``, ``version`` or
-            ``newer_format``.
-    """
-    if not raw:
-        raise Malformed("empty")
-    if len(raw) > RECORD_BYTES_MAX:
-        raise Malformed("too_large")
-    match = _ENVELOPE.fullmatch(raw)
-    if match is None or hashlib.sha256(match[1]).hexdigest().encode() != match[2]:
-        raise Malformed("checksum")
-    try:
-        fields = json.loads(raw)
-    except (ValueError, RecursionError) as error:
-        raise Malformed("not_json") from error
-    version = fields.get("v")
-    if type(version) is not int or version < 1:
-        raise Malformed("version")
-    if version > FORMAT_VERSION:
-        raise Malformed("newer_format")
-    return dict(fields)
-
-
 def encode_claim(claim: Claim) -> bytes:
     """The bytes of a claim file."""
     previous = claim.previous
@@ -335,6 +227,11 @@ def is_of_another_epoch(raw: bytes, own: bytes) -> bool:
     digest = hashlib.sha256(raw[:seal]).hexdigest().encode()
     tail = raw[seal:].rstrip(b" \n")
     return epoch != own[begins:ends] and tail == _SEAL + digest + b'"}'
+
+
+def signature_of(status: os.stat_result) -> Signature:
+    """What tells this file from every other grant that stood or will stand in its place."""
+    return Signature(status.st_ino, status.st_ctime_ns, status.st_size)
 
 
 def encode_identity(identity: OwnerIdentity) -> bytes:

@@ -26,7 +26,8 @@ from rollout_router.claims.files import FileClaimStore
 from rollout_router.claims.gate import writing_gate
 from rollout_router.claims.layout import STRIPE_NAMES
 from rollout_router.claims.locks import StripeLocks
-from rollout_router.claims.record import Claim, Owner, Unreadable, stripe_of, valid_nonce
+from rollout_router.claims.names import stripe_of, valid_nonce
+from rollout_router.claims.record import Claim, Owner, Unreadable
 from rollout_router.claims.verdict import ProofOfDeath
 
 __all__ = ["Swept", "dead_owners", "sweep", "sweep_alone"]

@@ -15,13 +15,13 @@ import enum
 import errno
 import fcntl
 import os
-import socket
 from dataclasses import InitVar, dataclass
 from typing import Final, Literal
 
 from rollout_router.claims.disk import close_unwritten, open_for_reading, read_fd
+from rollout_router.claims.envelope import Malformed
 from rollout_router.claims.errors import errno_name
-from rollout_router.claims.record import Malformed, Owner, OwnerIdentity, decode_identity
+from rollout_router.claims.record import Owner, OwnerIdentity, decode_identity
 
 __all__ = ["Judgement", "ProofOfDeath", "Verdict", "decide", "judge", "prove_death"]
 
@@ -165,6 +165,8 @@ def probe_socket(path: str) -> str:
     """
     if "\0" in path:
         return "EINVAL"  # the kernel would cut it there, or look in its abstract namespace
+    import socket  # noqa: PLC0415 - a command that meets no owner starts without it
+
     try:
         with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as probe:
             probe.setblocking(False)  # noqa: FBT003 - the socket module's own signature

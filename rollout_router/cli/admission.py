@@ -14,8 +14,8 @@ import click
 
 from rollout_router.claims import (
     WHY_LENGTH_MAX,
+    ClaimReader,
     ClaimsError,
-    FileClaimStore,
     StoreRefused,
     read_gate,
 )
@@ -95,7 +95,7 @@ def close_gate(*, why: str, wait_s: float, state_dir: Path, as_json: bool) -> No
 def gate_status(*, state_dir: Path, as_json: bool) -> None:
     """Say whether the gate is open, and who closed it, and why."""
     with ended_by(ClaimsError, ExitCode.REFUSED):
-        FileClaimStore.inspect(state_dir)
+        ClaimReader.inspect(state_dir)
     gate = read_gate(state_dir)
     if as_json:
         state = {"open": gate.open, "by": gate.by, "why": gate.why}

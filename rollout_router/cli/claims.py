@@ -1,137 +1,30 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rollout-router claims``: who owns what, and the commands that look closer or change it."""
 
-import json
-import sys
-from collections import Counter
-from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
-from pathlib import Path
-from typing import Any, Final
+from collections.abc import Mapping
+from typing import Final
 
 import click
 
-from rollout_router.claims import (
-    Claim,
-    Verdict,
-    valid_nonce,
-)
-from rollout_router.cli.claims_changes import force, reap
-from rollout_router.cli.claims_owners import Owners, open_store, row_of, surveyed
-from rollout_router.cli.claims_show import show_claim
-from rollout_router.cli.claims_verify import verify
-from rollout_router.cli.claims_view import described, name_each, print_table
-from rollout_router.cli.flags import (
-    DURATION,
-    SCHEMA,
-    ExitCode,
-    flag,
-    json_flag,
-    state_dir_flag,
-)
+from rollout_router.cli.lazy import LazyGroup
 
 __all__ = ["claims"]
 
-_ROWS: Final = 100
-_ROWS_MAX: Final = 10_000
-"""A table measures every cell before it prints one: this many take a few seconds."""
-
-_COLUMNS: Final = {
-    "rollout_id": "rollout",
-    "claim_epoch": "claim epoch",
-    "state": "state",
-    "worker_id": "worker",
-    "pid": "pid",
-    "verdict": "verdict",
-    "claimed_at": "claimed at",
+_COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "force": ("claims_changes:force", "Take a rollout away from its owner, alive or not."),
+    "list": ("claims_list:list_claims", "Show who owns what."),
+    "reap": (
+        "claims_changes:reap",
+        "Free the rollouts of workers that are proven dead, and clear what they left.",
+    ),
+    "show": (
+        "claims_show:show_claim",
+        "Show one claim with the evidence for the verdict on its owner.",
+    ),
+    "verify": ("claims_verify:verify", "Look at every part of a store."),
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class _Filter:
-    """Which claims are asked for; None asks for all."""
-
-    worker: str | None
-    verdict: str | None
-    older_than: timedelta | None
-
-    def takes(self, claim: Claim, *, owners: Owners, now: datetime) -> bool:
-        """The cheap questions first."""
-        if self.worker is not None and claim.owner.nonce != self.worker:
-            return False
-        if self.older_than is not None:
-            age = now - datetime.fromisoformat(claim.at)
-            if age <= self.older_than:
-                return False
-        if self.verdict is None:
-            return True
-        return claim.state == "owned" and owners.of(claim)[1].verdict.value == self.verdict
-
-
-@click.group()
+@click.group(cls=LazyGroup, table=_COMMANDS)
 def claims() -> None:
     """Inspect, free and verify the claims of a store."""
-
-
-for command in (force, reap, show_claim, verify):
-    claims.add_command(command)
-
-
-@claims.command("list")
-@flag("--worker", metavar="NONCE", help="Only the claims of this worker.")
-@flag(
-    "--verdict",
-    type=click.Choice([verdict.value for verdict in Verdict]),
-    help="Only the claims of owners that this is known of; never lost sessions.",
-)
-@flag("--older-than", type=DURATION, help="Only claims older than 90 or 90s, 30m, 2h, 1d.")
-@flag(
-    "--rows",
-    type=click.IntRange(1, _ROWS_MAX),
-    default=_ROWS,
-    help="How many the table shows; --json shows all.",
-)
-@state_dir_flag()
-@json_flag()
-def list_claims(
-    *,
-    worker: str | None,
-    verdict: str | None,
-    older_than: timedelta | None,
-    rows: int,
-    state_dir: Path,
-    as_json: bool,
-) -> None:
-    """Show who owns what. Exit code 3 where a record cannot be read; each is named."""
-    if worker is not None and not valid_nonce(worker):
-        raise click.UsageError(f"{worker!r} is no worker's nonce")
-    store = open_store(state_dir)
-    asked = _Filter(worker=worker, verdict=verdict, older_than=older_than)
-    owners, now = Owners(store), datetime.now(UTC)
-    found, unreadable = surveyed(
-        store,
-        lambda claim: row_of(claim, owners) if asked.takes(claim, owners=owners, now=now) else None,
-    )
-    if as_json:
-        document = {"schema": SCHEMA, "store_id": store.store_id, "claims": found}
-        click.echo(json.dumps({**document, "unreadable": [described(bad) for bad in unreadable]}))
-    else:
-        _print(found, rows=rows)
-    name_each(unreadable)
-    sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
-
-
-def _print(found: list[dict[str, Any]], *, rows: int) -> None:
-    found.sort(key=lambda row: str(row["rollout_id"]))
-    shown = found[:rows]
-    print_table(list(_COLUMNS.values()), [[row[name] for name in _COLUMNS] for row in shown])
-    verdicts = Counter(row["verdict"] for row in found if row["state"] == "owned")
-    counts = ", ".join(f"{count} {verdict}" for verdict, count in sorted(verdicts.items()))
-    lost = len(found) - verdicts.total()
-    parts = [f"owners {counts}"] * bool(counts) + [f"{lost} lost sessions"] * bool(lost)
-    click.echo(f"{len(found)} claims{': ' * bool(parts)}{'; '.join(parts)}")
-    if left := len(found) - len(shown):
-        click.echo(
-            f"{left} of them are not in the table: narrow it with --worker, --verdict or "
-            "--older-than, or see all with --json"
-        )

@@ -19,6 +19,7 @@ from rollout_router.claims import (
     ClaimsError,
     FileClaimStore,
     ForceRefused,
+    StoreRefused,
     StoreUnavailable,
     Unreadable,
     free_orphans,
@@ -26,7 +27,6 @@ from rollout_router.claims import (
     valid_nonce,
     valid_rollout_id,
 )
-from rollout_router.cli.claims_owners import open_store, open_to_change
 from rollout_router.cli.claims_view import described, name_each, progress
 from rollout_router.cli.flags import (
     DURATION,
@@ -40,7 +40,7 @@ from rollout_router.cli.flags import (
 )
 from rollout_router.cli.terminal import printable
 
-__all__ = ["force", "reap"]
+__all__ = ["force", "open_to_change", "reap"]
 
 _NAMED_MAX: Final = 20
 """How many of a kind are named to people; documents name all."""
@@ -174,7 +174,7 @@ _Cleared = tuple[
 
 
 def _sweep(store: FileClaimStore, *, yes: bool, tombstone_age_max: timedelta) -> _Cleared:
-    with progress("looking at claims", store.count_files()) as step:
+    with progress("looking at claims", store.count_files) as step:
         swept = sweep(
             store,
             now=datetime.now(UTC),
@@ -195,7 +195,7 @@ def _sweep(store: FileClaimStore, *, yes: bool, tombstone_age_max: timedelta) ->
 
 
 def _free(store: FileClaimStore, nonce: str, *, yes: bool) -> _Cleared:
-    with progress("looking at claims", store.count_files()) as step:
+    with progress("looking at claims", store.count_files) as step:
         orphans = free_orphans(store, nonce, dry_run=not yes, step=step)
     cleared: dict[str, list[str]] = {
         "freed": list(orphans.freed),
@@ -212,10 +212,17 @@ def _say(what: str, names: list[str]) -> None:
     click.echo(f"{what}: {len(names)}{': ' if names else ''}{shown}{more}")
 
 
+def open_to_change(state_dir: Path, *, allow_network_fs: bool) -> FileClaimStore:
+    """The store, to change it; exits with a message where a worker would be refused it too."""
+    with ended_by(StoreRefused, ExitCode.REFUSED):
+        return FileClaimStore.open(state_dir, service=None, allow_network_fs=allow_network_fs)
+
+
 def _open(state_dir: Path, *, to_change: bool, allow_network_fs: bool) -> FileClaimStore:
     if to_change:
         return open_to_change(state_dir, allow_network_fs=allow_network_fs)
-    return open_store(state_dir)
+    with ended_by(ClaimsError, ExitCode.REFUSED):
+        return FileClaimStore.inspect(state_dir)
 
 
 def _what_force_does(rollout_id: str, found: Claim | None) -> str:

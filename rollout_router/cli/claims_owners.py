@@ -1,29 +1,26 @@
 # SPDX-License-Identifier: Apache-2.0
 """Opening a store for a command, its owners, and a claim as every document shows it."""
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from rollout_router.claims import (
-    Claim,
-    ClaimsError,
-    FileClaimStore,
-    Judgement,
-    OwnerIdentity,
-    StoreRefused,
-    Unreadable,
-)
+from rollout_router.claims import ClaimReader, ClaimsError
 from rollout_router.cli.claims_view import progress
 from rollout_router.cli.flags import ExitCode, ended_by
 
-__all__ = ["Owners", "open_store", "open_to_change", "row_of", "surveyed"]
+if TYPE_CHECKING:
+    from rollout_router.claims import Claim, Judgement, OwnerIdentity, Unreadable
+
+__all__ = ["Owners", "open_store", "row_of", "surveyed"]
 
 
 class Owners:
     """What is known of each owner, asked once an owner however many claims name it."""
 
-    def __init__(self, store: FileClaimStore) -> None:
+    def __init__(self, store: ClaimReader) -> None:
         self._store = store
         self._known: dict[tuple[str, int], tuple[OwnerIdentity | None, Judgement]] = {}
 
@@ -39,16 +36,10 @@ class Owners:
         return self._known[key]
 
 
-def open_store(state_dir: Path) -> FileClaimStore:
+def open_store(state_dir: Path) -> ClaimReader:
     """The store, to read; exits with a message where there is none or it is refused."""
     with ended_by(ClaimsError, ExitCode.REFUSED):
-        return FileClaimStore.inspect(state_dir)
-
-
-def open_to_change(state_dir: Path, *, allow_network_fs: bool) -> FileClaimStore:
-    """The store, to change it; exits with a message where a worker would be refused it too."""
-    with ended_by(StoreRefused, ExitCode.REFUSED):
-        return FileClaimStore.open(state_dir, service=None, allow_network_fs=allow_network_fs)
+        return ClaimReader.inspect(state_dir)
 
 
 def row_of(claim: Claim, owners: Owners) -> dict[str, Any]:
@@ -67,7 +58,7 @@ def row_of(claim: Claim, owners: Owners) -> dict[str, Any]:
 
 
 def surveyed(
-    store: FileClaimStore, row: Callable[[Claim], dict[str, Any] | None]
+    store: ClaimReader, row: Callable[[Claim], dict[str, Any] | None]
 ) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     """What *row* makes of every claim of *store*, but None; and what cannot be read.
 
@@ -77,10 +68,12 @@ def surveyed(
     unreadable: list[Unreadable] = []
     with (
         ended_by(ClaimsError, ExitCode.FAILED),
-        progress("reading claims", store.count_files()) as step,
+        progress("reading claims", store.count_files) as step,
     ):
         for record in store.survey():
             step()
+            from rollout_router.claims import Unreadable  # noqa: PLC0415 - none is met, none is needed
+
             if isinstance(record, Unreadable):
                 unreadable.append(record)
             elif (made := row(record)) is not None:

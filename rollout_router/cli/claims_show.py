@@ -17,9 +17,9 @@ import click
 
 from rollout_router.claims import (
     Claim,
+    ClaimReader,
     ClaimsError,
     ClaimUnreadable,
-    FileClaimStore,
     LockUse,
     StoreUnavailable,
     Unreadable,
@@ -60,7 +60,7 @@ def show_claim(*, rollout_id: str, state_dir: Path, as_json: bool) -> None:
 
 
 def show(
-    store: FileClaimStore,
+    store: ClaimReader,
     rollout_id: str,
     *,
     what: str,
@@ -99,7 +99,7 @@ def show(
         sys.exit(ExitCode.FAILED)
 
 
-def _read(store: FileClaimStore, rollout_id: str) -> Claim | Unreadable | None:
+def _read(store: ClaimReader, rollout_id: str) -> Claim | Unreadable | None:
     try:
         return store.read(rollout_id)
     except ClaimUnreadable as error:
@@ -108,7 +108,7 @@ def _read(store: FileClaimStore, rollout_id: str) -> Claim | Unreadable | None:
         return Unreadable(path=store.path_of(rollout_id), code=code_of(error))
 
 
-def _described(claim: Claim, store: FileClaimStore) -> dict[str, Any]:
+def _described(claim: Claim, store: ClaimReader) -> dict[str, Any]:
     return {
         **row_of(claim, Owners(store)),
         "kind": claim.kind,
@@ -118,7 +118,7 @@ def _described(claim: Claim, store: FileClaimStore) -> dict[str, Any]:
 
 
 def _evidence(
-    store: FileClaimStore, rollout_id: str, found: Claim | Unreadable | None
+    store: ClaimReader, rollout_id: str, found: Claim | Unreadable | None
 ) -> dict[str, Any]:
     """The same keys always; null where there is nothing to say."""
     path = store.path_of(rollout_id)
@@ -132,7 +132,7 @@ def _evidence(
     }
 
 
-def _of_the_owner(store: FileClaimStore, claim: Claim | None) -> dict[str, Any]:
+def _of_the_owner(store: ClaimReader, claim: Claim | None) -> dict[str, Any]:
     keys = ("connect", "life_lock", "reason", "owner", "age_s", "owner_file", "process")
     if claim is None:
         return dict.fromkeys(keys)

@@ -21,7 +21,7 @@ from rollout_router.claims import (
     inspect_store,
     repair,
 )
-from rollout_router.cli.claims_owners import open_store, open_to_change
+from rollout_router.cli.claims_changes import open_to_change
 from rollout_router.cli.claims_view import progress
 from rollout_router.cli.flags import (
     SCHEMA,
@@ -59,7 +59,8 @@ def verify(*, mend: bool, allow_network_fs: bool, state_dir: Path, as_json: bool
             store = open_to_change(state_dir, allow_network_fs=allow_network_fs)
             mended = repair(store, behind=_look(store).behind)
         else:
-            store = open_store(state_dir)
+            with ended_by(ClaimsError, ExitCode.REFUSED):
+                store = FileClaimStore.inspect(state_dir)
         wrong = _look(store).findings
     if as_json:
         document = {
@@ -80,5 +81,5 @@ def verify(*, mend: bool, allow_network_fs: bool, state_dir: Path, as_json: bool
 
 
 def _look(store: FileClaimStore) -> Inspection:
-    with progress("looking at claims", store.count_files()) as step:
+    with progress("looking at claims", store.count_files) as step:
         return inspect_store(store, step=step)

@@ -1,22 +1,23 @@
 # SPDX-License-Identifier: Apache-2.0
 """How the commands of a store speak: tables for people, what is unreadable, a progress bar.
 
-Names of files come from whoever could write into the store: none reaches a terminal unescaped.
+Names of files come from whoever could write into the store: none reaches a terminal unescaped. What
+draws is imported where there is something to draw: it takes longer than reading a small store.
 """
 
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, Final, TextIO
+from typing import TYPE_CHECKING, Any, Final, TextIO
 
 import click
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-from rich.table import Table
 
-from rollout_router.claims import Unreadable, rollout_of_file
+from rollout_router.claims import rollout_of_file
 from rollout_router.cli.terminal import printable
+
+if TYPE_CHECKING:
+    from rollout_router.claims import Unreadable
 
 __all__ = ["SHOWN_AFTER_S", "described", "name_each", "print_table", "progress"]
 
@@ -31,22 +32,31 @@ _PIPED_COLUMNS: Final = 500
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
-    """Print *rows* under *columns*; without a header where no column has a name."""
+    """Print *rows* under *columns*; without a header where no column has a name.
+
+    Of no rows there is nothing to print.
+    """
+    shown = [tuple(map(printable, row)) for row in rows]
+    if not shown:
+        return
+    from rich.console import Console  # noqa: PLC0415 - as this module says
+    from rich.table import Table  # noqa: PLC0415 - as above
+
     table = Table(show_header=any(columns))
     for name in columns:
         table.add_column(name, overflow="fold")
-    for row in rows:
-        table.add_row(*map(printable, row))
+    for row in shown:
+        table.add_row(*row)
     width = None if sys.stdout.isatty() else _PIPED_COLUMNS
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
-def described(bad: Unreadable) -> dict[str, Any]:
+def described(bad: "Unreadable") -> dict[str, Any]:
     """For a document: also whose claim it is, where its file name tells."""
     return {"path": bad.path, "code": bad.code, "rollout_id": rollout_of_file(bad.path)}
 
 
-def name_each(unreadable: Iterable[Unreadable], *, what: str = "unreadable") -> None:
+def name_each(unreadable: "Iterable[Unreadable]", *, what: str = "unreadable") -> None:
     """Name each on stderr."""
     for bad in unreadable:
         click.echo(f"rollout-router: {what}: {printable(bad.path)} ({bad.code})", err=True)
@@ -55,7 +65,7 @@ def name_each(unreadable: Iterable[Unreadable], *, what: str = "unreadable") -> 
 @contextmanager
 def progress(
     what: str,
-    total: int,
+    count: Callable[[], int],
     *,
     stream: TextIO | None = None,
     clock: Callable[[], float] = time.monotonic,
@@ -64,7 +74,7 @@ def progress(
 
     Args:
         what: is done.
-        total: how often the caller will step, about.
+        count: how often the caller will step, about; asked where there is a bar.
         stream: instead of stderr.
         clock: in seconds.
 
@@ -75,6 +85,15 @@ def progress(
     if not stream.isatty():
         yield lambda: True
         return
+    from rich.console import Console  # noqa: PLC0415 - as this module says
+    from rich.progress import (  # noqa: PLC0415 - as above
+        BarColumn,
+        MofNCompleteColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+    )
+
     bar = Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -83,7 +102,7 @@ def progress(
         console=Console(file=stream),
         transient=True,
     )
-    task = bar.add_task(what, total=total)
+    task = bar.add_task(what, total=count())
     begun, done, shown = clock(), 0, False
 
     def step() -> bool:

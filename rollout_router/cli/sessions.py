@@ -54,6 +54,8 @@ def list_sessions(*, state_dir: Path, as_json: bool) -> None:
         click.echo(json.dumps({**document, "unreadable": [described(bad) for bad in unreadable]}))
     else:
         print_table(list(_COLUMNS.values()), [[row[name] for name in _COLUMNS] for row in found])
+        if not found:
+            click.echo("no sessions")
     name_each(unreadable)
     sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
 

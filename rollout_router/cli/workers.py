@@ -11,8 +11,8 @@ from typing import Any
 import click
 
 from rollout_router.claims import (
+    ClaimReader,
     ClaimsError,
-    FileClaimStore,
     Owner,
     OwnerIdentity,
     StoreUnavailable,
@@ -59,6 +59,8 @@ def list_workers(*, state_dir: Path, as_json: bool) -> None:
     else:
         columns = ("worker", "pid", "socket", "verdict", "claims")
         print_table(columns, [tuple(row.values()) for row in rows])
+        if not rows:
+            click.echo("no workers")
     name_each(unreadable)
     sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
 
@@ -88,11 +90,11 @@ def drain_worker(*, worker_id: str, wait_s: float, state_dir: Path) -> None:
     sys.exit(ExitCode.FINE if gone or not wait_s else ExitCode.FAILED)
 
 
-def _survey(store: FileClaimStore) -> tuple[list[dict[str, Any]], list[Unreadable]]:
+def _survey(store: ClaimReader) -> tuple[list[dict[str, Any]], list[Unreadable]]:
     claims: Counter[str] = Counter()
     rows: list[dict[str, Any]] = []
     unreadable: list[Unreadable] = []
-    with progress("counting claims", store.count_files()) as step:
+    with progress("counting claims", store.count_files) as step:
         for record in store.survey():
             step()
             if isinstance(record, Unreadable):
@@ -116,7 +118,7 @@ def _survey(store: FileClaimStore) -> tuple[list[dict[str, Any]], list[Unreadabl
     return rows, unreadable
 
 
-def _owners(store: FileClaimStore) -> Iterator[OwnerIdentity | Unreadable]:
+def _owners(store: ClaimReader) -> Iterator[OwnerIdentity | Unreadable]:
     try:
         yield from store.owners()
     except StoreUnavailable as error:  # their directory is gone, or closed to us

@@ -4,9 +4,10 @@
 It holds the public listening socket, so a connection that arrives while a worker is replaced waits
 in the backlog instead of being refused. It holds no claims and forwards nothing.
 
-Workers are forked from a process that has imported what they need and does nothing else (the fork
-server of ``multiprocessing``), so that one that died is replaced in a fraction of the time that an
-interpreter takes to start. A worker's end is seen through its pidfd: the fork server may die too.
+Workers are forked from a process that has imported what they need and does nothing else (see
+:mod:`rollout_router.serve.forking`), so that one that died is replaced in a fraction of the time
+that an interpreter takes to start. A worker's end is seen through its pidfd: the fork server may
+die too.
 """
 
 import asyncio
@@ -102,7 +103,6 @@ class Supervisor:
         self._say = say
         self._processes: dict[int, int] = {}  # pidfds, by slot
         self._forking = multiprocessing.get_context("forkserver")
-        self._forking.set_forkserver_preload(_preloaded(config))
         self._ready: dict[int, dict[str, Any]] = {}
         self._stopping = asyncio.Event()
         self._announced = False
@@ -233,18 +233,6 @@ def _work(config: ServeConfig, listener: socket.socket, link: socket.socket) -> 
     from rollout_router.serve.worker import main  # noqa: PLC0415 - not in the supervisor
 
     sys.exit(main(config, listener, link))
-
-
-def _preloaded(config: ServeConfig) -> list[str]:
-    """What the fork server imports. Nothing of the application's: it may start threads."""
-    modules = ["rollout_router.cli.main", __name__, "rollout_router.serve.worker"]
-    if config.app is None:
-        modules += ["rollout_router.gateway.app", "rollout_router.gateway.scripted"]
-    if config.upstream is not None:
-        modules.append("rollout_router.gateway.upstream")
-    if config.capture_dir is not None:
-        modules.append("rollout_router.gateway.capture")
-    return modules
 
 
 _UNKNOWN: Final = 255

@@ -11,6 +11,7 @@ on its way, and the client could not know whether that ran (R2).
 """
 
 import asyncio
+import gc
 import json
 import logging
 import math
@@ -31,6 +32,7 @@ from rollout_router.routing import Router
 from rollout_router.routing.headers import without
 from rollout_router.routing.limits import Limits
 from rollout_router.routing.workers_protocol import protocol_noting
+from rollout_router.serve.allocator import give_back_memory, keep_freed_memory
 from rollout_router.serve.compose import compose
 from rollout_router.serve.config import ServeConfig
 
@@ -38,6 +40,8 @@ __all__ = ["main"]
 
 KEEP_ALIVE_S: Final = 75
 """Longer than a client keeps an idle connection, so that the client is the one that closes it."""
+
+_GIVE_BACK_S: Final = 10.0  # between two times that free memory goes back to the kernel
 
 _CLOSE: Final = (b"connection", b"close")
 
@@ -62,8 +66,12 @@ class _Closing:
 class _WorkerServer(uvicorn.Server):
     """uvicorn, telling the supervisor when it answers and draining when the supervisor is gone."""
 
-    def __init__(self, router: Router, config: ServeConfig, link: socket.socket) -> None:
+    def __init__(
+        self, router: Router, config: ServeConfig, link: socket.socket, *, keeps_memory: bool
+    ) -> None:
         self._router = router
+        self._keeps_memory = keeps_memory
+        self._giving_back: asyncio.TimerHandle | None = None
         self._closing = _Closing(router)
         self._grace_s = config.keep_alive_grace_s
         self._link = link
@@ -90,14 +98,20 @@ class _WorkerServer(uvicorn.Server):
         worker = self._router.worker
         if worker is None:
             raise RuntimeError("the lifespan started no worker")
+        gc.freeze()  # what stands now stays: no collection stops the loop to look through it again
         ready = {"id": worker.id, "pid": worker.pid, "socket": str(worker.socket_path)}
         self._link.sendall(json.dumps(ready).encode() + b"\n")
         self._link.settimeout(0)
-        asyncio.get_running_loop().add_reader(self._link, self._supervisor_said)
+        loop = asyncio.get_running_loop()
+        loop.add_reader(self._link, self._supervisor_said)
+        if self._keeps_memory:
+            self._giving_back = loop.call_later(_GIVE_BACK_S, self._give_back)
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._link)
+        if self._giving_back is not None:
+            self._giving_back.cancel()
         if self._router.worker is not None:
             deadline = self._router.worker.leave()  # now, not when its connections are gone
             self._closing.begun = True
@@ -114,6 +128,11 @@ class _WorkerServer(uvicorn.Server):
                 while self.server_state.connections:
                     self._connection_lost.clear()
                     await self._connection_lost.wait()
+
+    def _give_back(self) -> None:
+        loop = asyncio.get_running_loop()
+        loop.run_in_executor(None, give_back_memory)
+        self._giving_back = loop.call_later(_GIVE_BACK_S, self._give_back)
 
     def _supervisor_said(self) -> None:
         try:
@@ -147,7 +166,7 @@ def main(config: ServeConfig, listener: socket.socket, link: socket.socket) -> i
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_WithoutCuts())
     _raise_descriptor_limit()
-    server = _WorkerServer(compose(config), config, link)
+    server = _WorkerServer(compose(config), config, link, keeps_memory=keep_freed_memory())
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again that it stopped for

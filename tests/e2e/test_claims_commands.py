@@ -20,7 +20,8 @@ from support.gateway import COMMAND, PATIENCE_S, Gateway, invoked
 
 from rollout_router.claims import Claim, FileClaimStore, Grant, LifeLock, new_nonce
 from rollout_router.claims.epochs import encode_highest
-from rollout_router.claims.record import encode_claim, stripe_of
+from rollout_router.claims.names import stripe_of
+from rollout_router.claims.record import encode_claim
 
 BODY = body_of(conversation(2))
 MANY = 100_000

@@ -18,7 +18,7 @@ from support.control import Control
 from support.conversations import body_of, conversation
 from support.gateway import Gateway, wait_until
 
-from rollout_router.claims.record import stripe_of
+from rollout_router.claims.names import stripe_of
 
 BODY = body_of(conversation(2))
 SESSIONS = ("--app", "support.session_app:app", "--session-cookie", "sid")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Final
 
 from rollout_router.claims import stripe_of
-from rollout_router.claims.repair import UNRECORDED_GENERATIONS
+from rollout_router.claims.repairs import UNRECORDED_GENERATIONS
 
 __all__ = ["MISUSE", "REFUSED", "UNAVAILABLE", "UNREADABLE", "Record", "Twin"]
 

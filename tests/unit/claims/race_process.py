@@ -51,8 +51,8 @@ from rollout_router.claims import (
     sweep,
     verdict,
 )
+from rollout_router.claims.creation import create_or_open
 from rollout_router.claims.epochs import floor_of
-from rollout_router.claims.layout import create_or_open
 
 ROLLOUTS: Final = ("r2", "r7", "r6", "r3", "r4")  # the first two share a stripe
 LOCK_TIMEOUT_S: Final = 60.0  # a stopped process may hold a stripe; no call fails for that here

@@ -17,6 +17,7 @@ from typing import Any
 
 from support.steps import OPERATIONS, Scene, new_worker, stepping
 
+from rollout_router import claims
 from rollout_router.claims import ClaimsError, FileClaimStore, Host, repair
 
 
@@ -68,6 +69,8 @@ def work(*, operation: str, state_dir: str, run_dir: str, at: int, wait: bool = 
 
 
 def main() -> None:
+    for name in claims.__all__:
+        getattr(claims, name)  # imported before the forks, and not in each
     for line in iter(sys.stdin.readline, ""):
         child = os.fork()
         if child == 0:

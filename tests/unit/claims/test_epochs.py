@@ -5,7 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rollout_router.claims.envelope import Malformed
 from rollout_router.claims.epochs import (
+    CLAIM_EPOCH_MAX,
     EPOCH_FILE_BYTES,
     GENERATION_MAX,
     EpochsExhausted,
@@ -14,7 +16,6 @@ from rollout_router.claims.epochs import (
     floor_of,
     next_epoch,
 )
-from rollout_router.claims.record import CLAIM_EPOCH_MAX, Malformed
 
 EPOCHS = st.integers(0, CLAIM_EPOCH_MAX - 1)
 

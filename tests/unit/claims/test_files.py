@@ -27,8 +27,8 @@ from rollout_router.claims import (
     Unreadable,
     repair,
 )
-from rollout_router.claims.reader import signature_of
-from rollout_router.claims.record import encode_claim, stripe_of
+from rollout_router.claims.names import stripe_of
+from rollout_router.claims.record import encode_claim, signature_of
 
 ROLLOUT = "rollout-1"
 Live = Callable[[], LifeLock]
@@ -595,7 +595,7 @@ def test_c5_a_record_of_a_newer_format_is_not_even_forced(
     store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("rollout_router.claims.record.FORMAT_VERSION", 2)
+        patched.setattr("rollout_router.claims.envelope.FORMAT_VERSION", 2)
         raw = encode_claim(granted(store.take(ROLLOUT, live().owner)).claim)
     claim_file(store).write_bytes(raw)
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from rollout_router.claims import FileClaimStore, Grant, LifeLock, StoreUnavailable
-from rollout_router.claims.record import stripe_of
+from rollout_router.claims.names import stripe_of
 
 Spawn = Callable[..., Any]
 Live = Callable[[], LifeLock]

@@ -26,7 +26,8 @@ from rollout_router.claims import (
     Unreadable,
     sweep,
 )
-from rollout_router.claims.record import encode_claim, stripe_of
+from rollout_router.claims.names import stripe_of
+from rollout_router.claims.record import encode_claim
 
 pytestmark = pytest.mark.usefixtures("unprivileged")  # root is refused nothing
 

@@ -189,7 +189,7 @@ def test_c1_a_store_with_another_count_of_stripes_or_service_is_refused_and_unch
     state_dir: Path, tree: Tree, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("rollout_router.claims.layout.STRIPES", 16)
+        patched.setattr("rollout_router.claims.creation.STRIPES", 16)
         FileClaimStore.open(state_dir, service="model")
     before = tree(state_dir)
 

@@ -31,7 +31,8 @@ from rollout_router.claims import (
     sweep,
 )
 from rollout_router.claims.epochs import GENERATION_MAX, encode_highest
-from rollout_router.claims.record import encode_identity, stripe_of
+from rollout_router.claims.names import stripe_of
+from rollout_router.claims.record import encode_identity
 
 pytestmark = pytest.mark.usefixtures("unprivileged")  # root is refused nothing
 

@@ -25,10 +25,12 @@ from rollout_router.claims import (
     sweep_alone,
     write_gate,
 )
+from rollout_router.claims.creation import write_format
+from rollout_router.claims.envelope import seal_envelope
 from rollout_router.claims.epochs import decode_highest, encode_highest, floor_of
 from rollout_router.claims.inspection import Inspection
-from rollout_router.claims.layout import read_format, write_format
-from rollout_router.claims.record import encode_claim, encode_identity, seal_envelope
+from rollout_router.claims.layout import read_format
+from rollout_router.claims.record import encode_claim, encode_identity
 
 Live = Callable[[], LifeLock]
 DAY = datetime.now(UTC) - datetime.fromisoformat("2000-01-01T00:00:00Z")

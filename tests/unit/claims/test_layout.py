@@ -164,7 +164,7 @@ def test_c2_a_damaged_format_is_refused(store: FileClaimStore, raw: bytes, messa
 
 def test_c2_a_newer_format_is_refused(state_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("rollout_router.claims.record.FORMAT_VERSION", 2)
+        patched.setattr("rollout_router.claims.envelope.FORMAT_VERSION", 2)
         FileClaimStore.open(state_dir, service="model")
 
     with pytest.raises(StoreRefused, match="newer version"):
@@ -175,7 +175,7 @@ def test_c1_another_count_of_stripes_is_refused(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as patched:
-        patched.setattr("rollout_router.claims.layout.STRIPES", 16)
+        patched.setattr("rollout_router.claims.creation.STRIPES", 16)
         FileClaimStore.open(state_dir, service="model")
 
     with pytest.raises(StoreRefused, match="16 stripes"):
@@ -272,7 +272,7 @@ def test_c1_what_cleaners_sweep_is_known(path: str, *, swept: bool) -> None:
 def test_c1_a_store_in_a_temporary_directory_is_warned_of(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("rollout_router.claims.layout.is_swept", lambda _: True)
+    monkeypatch.setattr("rollout_router.claims.creation.is_swept", lambda _: True)
     with caplog.at_level(logging.WARNING):
         FileClaimStore.open(state_dir, service="model")
 

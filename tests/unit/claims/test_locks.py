@@ -13,7 +13,7 @@ import pytest
 
 from rollout_router.claims import FileClaimStore, Grant, LifeLock, StoreUnavailable
 from rollout_router.claims.locks import StripeLocks
-from rollout_router.claims.record import stripe_of
+from rollout_router.claims.names import stripe_of
 
 Live = Callable[[], LifeLock]
 

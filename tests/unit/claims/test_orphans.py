@@ -22,7 +22,8 @@ from rollout_router.claims import (
     free_orphans,
     stripe_of,
 )
-from rollout_router.claims.layout import read_format, write_format
+from rollout_router.claims.creation import write_format
+from rollout_router.claims.layout import read_format
 from rollout_router.claims.record import encode_claim, encode_identity
 
 Live = Callable[[], LifeLock]

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rollout_router.claims import rollout_of_file
-from rollout_router.claims.record import ROLLOUT_ID, file_name
+from rollout_router.claims.names import ROLLOUT_ID, file_name
 
 
 @given(rollout=st.from_regex(ROLLOUT_ID, fullmatch=True))

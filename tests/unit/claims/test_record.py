@@ -10,10 +10,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from rollout_router.claims.envelope import Malformed
+from rollout_router.claims.epochs import CLAIM_EPOCH_MAX
+from rollout_router.claims.names import (
+    file_name,
+    new_nonce,
+    stripe_of,
+    valid_nonce,
+    valid_rollout_id,
+)
 from rollout_router.claims.record import (
-    CLAIM_EPOCH_MAX,
     Claim,
-    Malformed,
     Owner,
     OwnerIdentity,
     Previous,
@@ -21,11 +28,6 @@ from rollout_router.claims.record import (
     decode_identity,
     encode_claim,
     encode_identity,
-    file_name,
-    new_nonce,
-    stripe_of,
-    valid_nonce,
-    valid_rollout_id,
 )
 
 CLAIM = Claim(

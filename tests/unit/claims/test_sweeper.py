@@ -24,7 +24,8 @@ from rollout_router.claims import (
     sweep,
     sweep_alone,
 )
-from rollout_router.claims.record import encode_identity, stripe_of
+from rollout_router.claims.names import stripe_of
+from rollout_router.claims.record import encode_identity
 
 Live = Callable[[], LifeLock]
 DAY = timedelta(days=1)

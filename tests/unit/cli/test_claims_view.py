@@ -44,14 +44,14 @@ def shown(terminal: tuple[TextIO, int]) -> str:
 def test_what_takes_longer_than_a_second_has_a_bar(terminal: tuple[TextIO, int]) -> None:
     stream, _ = terminal
     clock = itertools.count(0.0, SHOWN_AFTER_S)
-    with progress("reading claims", 1000, stream=stream, clock=lambda: next(clock)) as step:
+    with progress("reading claims", lambda: 1000, stream=stream, clock=lambda: next(clock)) as step:
         assert all(step() for _ in range(512))
     assert "reading claims" in shown(terminal)
 
 
 def test_what_ends_sooner_has_none(terminal: tuple[TextIO, int]) -> None:
     stream, _ = terminal
-    with progress("reading claims", 1000, stream=stream, clock=lambda: 0.0) as step:
+    with progress("reading claims", lambda: 1000, stream=stream, clock=lambda: 0.0) as step:
         assert all(step() for _ in range(512))
     assert shown(terminal) == ""
 
@@ -59,7 +59,7 @@ def test_what_ends_sooner_has_none(terminal: tuple[TextIO, int]) -> None:
 def test_a_bar_is_for_terminals_alone() -> None:
     stream = io.StringIO()
     clock = itertools.count(0.0, SHOWN_AFTER_S)
-    with progress("reading claims", 1000, stream=stream, clock=lambda: next(clock)) as step:
+    with progress("reading claims", lambda: 1000, stream=stream, clock=lambda: next(clock)) as step:
         assert all(step() for _ in range(512))
     assert stream.getvalue() == ""
 
@@ -69,7 +69,7 @@ def test_a_bar_ends_with_what_it_was_for(terminal: tuple[TextIO, int]) -> None:
     clock = itertools.count(0.0, SHOWN_AFTER_S)
 
     def fail() -> None:
-        with progress("reading", 9, stream=stream, clock=lambda: next(clock)) as step:
+        with progress("reading", lambda: 9, stream=stream, clock=lambda: next(clock)) as step:
             for _ in range(512):
                 step()
             raise LookupError

@@ -24,7 +24,8 @@ from rollout_router.claims import (
     read_gate,
     write_gate,
 )
-from rollout_router.claims.layout import read_format, write_format
+from rollout_router.claims.creation import write_format
+from rollout_router.claims.layout import read_format
 from rollout_router.claims.record import encode_claim, encode_identity
 from rollout_router.cli.main import main
 

@@ -10,6 +10,7 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner, Result
 
+from rollout_router.cli import serving
 from rollout_router.cli.main import main
 from rollout_router.serve.supervisor import PortTaken
 
@@ -21,7 +22,8 @@ SECONDS = [
 
 @pytest.fixture(autouse=True)
 def unbound(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No test starts a service: what is not refused fails here."""
+    """No test starts a service, or what its workers are forked from; all is refused at the end."""
+    monkeypatch.setattr(serve_module, "start_preloading", lambda **_: None)
     fail_to_bind(monkeypatch, errno.EADDRNOTAVAIL)
 
 
@@ -29,7 +31,7 @@ def fail_to_bind(monkeypatch: pytest.MonkeyPatch, number: int) -> None:
     def bind(host: str, port: int) -> NoReturn:
         raise PortTaken(number, f"cannot listen on {host}:{port}: why")
 
-    monkeypatch.setattr(serve_module, "bind_public", bind)
+    monkeypatch.setattr(serving, "bind_public", bind)
 
 
 def run(folder: Path, *arguments: str) -> Result:

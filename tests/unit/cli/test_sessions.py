@@ -13,6 +13,7 @@ from support.folders import private_folder
 
 from rollout_router.claims import FileClaimStore, Grant, LifeLock, new_nonce
 from rollout_router.cli import serve as serve_module
+from rollout_router.cli import serving
 from rollout_router.cli.main import main
 from rollout_router.routing import SessionSettings
 
@@ -169,7 +170,7 @@ def test_r3_serve_is_told_how_sessions_are_named(
 ) -> None:
     options = serve_module.serve.make_context("serve", list(flags)).params
 
-    assert serve_module._config(options).settings().sessions == named
+    assert serving._config(options).settings().sessions == named
 
 
 @pytest.mark.parametrize(

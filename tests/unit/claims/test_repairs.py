@@ -20,7 +20,7 @@ from rollout_router.claims import (
 )
 from rollout_router.claims.epochs import encode_highest, floor_of, generation_of
 from rollout_router.claims.layout import read_format
-from rollout_router.claims.repair import UNRECORDED_GENERATIONS, highest_of
+from rollout_router.claims.repairs import UNRECORDED_GENERATIONS, highest_of
 
 Live = Callable[[], LifeLock]
 

@@ -10,18 +10,14 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
+from rollout_router.claims.creation import highest_generation, restore_parts, write_format
 from rollout_router.claims.disk import TEMPORARY, publish, read_capped
+from rollout_router.claims.envelope import Malformed
 from rollout_router.claims.epochs import decode_highest, encode_highest, floor_of, generation_of
 from rollout_router.claims.errors import StoreRefused, StoreUnavailable, code_of
 from rollout_router.claims.files import FileClaimStore
-from rollout_router.claims.layout import (
-    STRIPE_NAMES,
-    highest_generation,
-    read_format,
-    restore_parts,
-    write_format,
-)
-from rollout_router.claims.record import Malformed, Unreadable
+from rollout_router.claims.layout import STRIPE_NAMES, read_format
+from rollout_router.claims.record import Unreadable
 from rollout_router.claims.sweeper import dead_owners
 
 __all__ = ["UNRECORDED_GENERATIONS", "highest_of", "repair"]

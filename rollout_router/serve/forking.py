@@ -1,0 +1,27 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What workers are forked from: a process that has imported what they need, and does nothing else.
+
+It is the fork server of ``multiprocessing``, one a process, and ends with it.
+"""
+
+import multiprocessing
+from multiprocessing import forkserver
+
+__all__ = ["start_preloading"]
+
+
+def start_preloading(*, app: object, upstream: object, capture_dir: object) -> None:
+    """Start it now, and do not wait: a worker that is started later waits for its imports.
+
+    Nothing of the application's is imported: it may start threads. What is not None was given.
+    """
+    modules = ["rollout_router.cli.main", "rollout_router.serve.supervisor"]
+    modules.append("rollout_router.serve.worker")
+    if app is None:
+        modules += ["rollout_router.gateway.app", "rollout_router.gateway.scripted"]
+    if upstream is not None:
+        modules.append("rollout_router.gateway.upstream")
+    if capture_dir is not None:
+        modules.append("rollout_router.gateway.capture")
+    multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
+    forkserver.ensure_running()
