@@ -8,7 +8,7 @@ rollout. Nothing here locks: the client does.
 from collections import OrderedDict
 from typing import List, NamedTuple, Tuple
 
-from rollout_router.transport.sandbox.delta import Delta, common_prefix, common_suffix, encode
+from rollout_router.transport.sandbox.delta import Delta, common_ends, encode
 from rollout_router.transport.sandbox.wire import EMPTY_SHA256
 
 __all__ = ["Base", "Choice", "RecentBases", "closest"]
@@ -16,6 +16,7 @@ __all__ = ["Base", "Choice", "RecentBases", "closest"]
 _PER_ROLLOUT = 4  # measured on recorded runs: more than four change nothing
 _POOR = 4  # where more than this part of a body is inserted, another base may have it
 _CHANCE_BYTES = 64  # what ends may have in common by chance
+_LOOK = 32  # bytes at a place tell whether it may be the same in both
 _SAMPLES = 8  # at most: looking for all of them reads
 _SCANS = 16  # so many times the bytes of the body, but for the first one
 _SAMPLE_BYTES = 24
@@ -107,7 +108,7 @@ class Choice(NamedTuple):
 def closest(bases: List[Base], body: bytes) -> Choice:
     """The base that has most of *body*, as a cheap look tells; the empty one where none is held.
 
-    That which begins and ends most like the body is mostly right; the newest of those that do so
+    That which begins and ends most like the body is mostly right, a newer one where they do so
     nearly alike. It is not where beginnings tell nothing, because they hold the time, or all end
     alike, in the same tools. So where it leaves much to insert, the base that has most samples of
     that is tried, if any has. At most two deltas are made. A megabyte of a conversation takes some
@@ -119,10 +120,13 @@ def closest(bases: List[Base], body: bytes) -> Choice:
     """
     if not bases:
         return Choice(_EMPTY, encode(b"", body))
-    shared = [_ends_shared(base.body, body) for base in bases]
-    nearly = max(shared) - _CHANCE_BYTES
-    first = next(place for place, size in enumerate(shared) if size >= nearly)
-    choice = Choice(bases[first], encode(bases[first].body, body))
+    first, ends = 0, common_ends(bases[0].body, body)
+    for place, base in enumerate(bases[1:], 1):
+        if _may_share_more(base.body, body, ends):
+            others = common_ends(base.body, body)
+            if sum(others) > sum(ends) + _CHANCE_BYTES:
+                first, ends = place, others
+    choice = Choice(bases[first], encode(bases[first].body, body, ends))
     lacking = choice.delta.inserted
     if _POOR * len(lacking) <= len(body):
         return choice
@@ -139,7 +143,16 @@ def closest(bases: List[Base], body: bytes) -> Choice:
     return min(choice, other, key=lambda one: len(one.delta.inserted))
 
 
-def _ends_shared(base: bytes, body: bytes) -> int:
-    """How many bytes they have in common at their beginnings and ends."""
-    head = common_prefix(base, body)
-    return head + common_suffix(base, body, head, head)
+def _may_share_more(base: bytes, body: bytes, ends: Tuple[int, int]) -> bool:
+    """Whether *base* may have longer ends; looks at the bytes that those would have to hold."""
+    head, tail = ends
+    before, after = len(base) - tail - _CHANCE_BYTES, len(body) - tail - _CHANCE_BYTES
+    longer_head = (
+        len(base) > head
+        and base[max(0, head - _LOOK) : head + 1] == (body[max(0, head - _LOOK) : head + 1])
+    )
+    longer_tail = (
+        min(before, after) > 0
+        and base[before - 1 : before + _LOOK] == (body[after - 1 : after + _LOOK])
+    )
+    return longer_head or longer_tail

@@ -17,7 +17,16 @@ is inserted, which is always right and only longer.
 import sys
 from typing import Dict, Iterator, List, NamedTuple, Optional, Tuple
 
-__all__ = ["Delta", "Op", "apply", "common_prefix", "common_suffix", "encode", "pieces_of"]
+__all__ = [
+    "Delta",
+    "Op",
+    "apply",
+    "common_ends",
+    "common_prefix",
+    "common_suffix",
+    "encode",
+    "pieces_of",
+]
 
 _BLOCK = 65_536  # slices are compared in blocks: memcmp speed, and little to copy at a difference
 _BLOCK_FIRST = 256  # and they grow up to there, because most runs that are compared are short
@@ -107,10 +116,21 @@ def pieces_of(base: bytes, ops: List[Op], *inserted: bytes) -> List[memoryview]:
     return pieces
 
 
-def encode(base: bytes, target: bytes) -> Delta:
-    """Describe *target* by what *base* has already. Never fails; bounded in time."""
+def common_ends(base: bytes, target: bytes) -> Tuple[int, int]:
+    """How many bytes they have in common at their start, and behind that at their end."""
     head = common_prefix(base, target)
-    tail = common_suffix(base, target, head, head)
+    return head, common_suffix(base, target, head, head)
+
+
+def encode(base: bytes, target: bytes, ends: Optional[Tuple[int, int]] = None) -> Delta:
+    """Describe *target* by what *base* has already. Never fails; bounded in time.
+
+    Args:
+        base: is copied from.
+        target: what shall be built.
+        ends: what :func:`common_ends` said of them, where that is known.
+    """
+    head, tail = ends or common_ends(base, target)
     copies = [_Copy(0, 0, head), _Copy(len(target) - tail, len(base) - tail, tail)]
     search = _Search(base, target)
     copies[1:1] = search.nearest(_gap(*copies))
@@ -128,9 +148,9 @@ def common_prefix(
     done = 0
     while done < limit:
         size = min(_BLOCK_FIRST + 8 * done, _BLOCK, limit - done)
-        a, b = old[i + done : i + done + size], new[j + done : j + done + size]
-        if a != b:
-            return done + _first_difference(a, b)
+        a, at = old[i + done : i + done + size], j + done
+        if not new.startswith(a, at):  # one slice less than to compare two of them
+            return done + _first_difference(a, new[at : at + size])
         done += size
     return limit
 

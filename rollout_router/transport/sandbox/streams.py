@@ -19,7 +19,8 @@ from rollout_router.transport.sandbox.http1 import (
 
 __all__ = ["Cut", "Reader", "pieces"]
 
-_RECV_BYTES = 262_144
+_RECV_BYTES = 1_048_576  # a body that has come is taken in whole: nothing is joined
+_HEAD_RECV_BYTES = 16_384  # little of a body comes with a head, since that is copied once more
 _LINE_BYTES_MAX = 8_192
 _TRAILER_LINES_MAX = 64
 _EMPTY_LINES = re.compile(rb"(?:\r\n)*")
@@ -70,7 +71,7 @@ class Reader:
                 return data[:end]
             if len(data) > HEAD_BYTES_MAX:
                 raise BadMessage(f"a head over {HEAD_BYTES_MAX} bytes", status=431)
-            more = self._recv(_RECV_BYTES)
+            more = self._recv(_HEAD_RECV_BYTES)
             if not more:
                 if data:
                     raise Cut(f"{self._peer} closed its connection inside a head")

@@ -1,11 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0
 import random
+from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from rollout_router.transport.sandbox import bases as bases_module
 from rollout_router.transport.sandbox.bases import Base, RecentBases, closest
-from rollout_router.transport.sandbox.delta import Delta, encode
+from rollout_router.transport.sandbox.delta import Delta, common_ends, encode
 from rollout_router.transport.sandbox.wire import EMPTY_SHA256
 
 
@@ -119,9 +122,9 @@ def test_where_ends_tell_nothing_the_closest_base_holds_the_middle() -> None:
 def test_where_nothing_is_in_common_one_delta_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[bytes] = []
 
-    def count(base: bytes, body: bytes) -> Delta:
+    def count(base: bytes, *others: Any) -> Delta:
         made.append(base)
-        return encode(base, body)
+        return encode(base, *others)
 
     monkeypatch.setattr(bases_module, "encode", count)
     bases = [Base(f"{seed}", noise(seed)) for seed in range(4)]
@@ -156,3 +159,17 @@ def looked_at(base_bytes: int) -> int:
 
 def test_what_a_short_body_costs_does_not_grow_with_its_bases() -> None:
     assert 0 < looked_at(200_000) == looked_at(1_000_000)
+
+
+CHUNKS = st.lists(st.sampled_from([b"a" * 40, b"b" * 50, b'{"role":"user"}', b"x"]), max_size=8)
+
+
+@given(old=CHUNKS, other=CHUNKS, new=CHUNKS, common=st.binary(max_size=200))
+def test_no_base_with_much_longer_ends_is_passed_over(
+    old: list[bytes], other: list[bytes], new: list[bytes], common: bytes
+) -> None:
+    first, second = b"".join(old) + common, common + b"".join(other)
+    body = common + b"".join(new) + common
+    for ends, base in ((common_ends(first, body), second), (common_ends(second, body), first)):
+        if sum(common_ends(base, body)) > sum(ends) + 64:
+            assert bases_module._may_share_more(base, body, ends)
