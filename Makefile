@@ -50,7 +50,8 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/rollout-router bench $(ARGS)
+	$(BIN)/rollout-router bench --json --evidence docs/benchmarks.md $(ARGS) >docs/benchmarks.new
+	mv docs/benchmarks.new docs/benchmarks.json
 
 conformance: setup
 	$(BIN)/rollout-router conformance $(ARGS)

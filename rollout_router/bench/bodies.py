@@ -22,7 +22,7 @@ _WORDS: Final = _SAMPLE.split()
 
 
 class Conversation:
-    """A history of about *history_bytes*, and the turns that follow it.
+    """A history of about *history_bytes*, and turns of *turn_bytes* of output that follow it.
 
     The bodies are what Chat Completions sends: compact JSON with the whole history each time.
 
@@ -30,10 +30,11 @@ class Conversation:
         ValueError: *history_bytes* is below one turn.
     """
 
-    def __init__(self, history_bytes: int) -> None:
+    def __init__(self, history_bytes: int, *, turn_bytes: int = TURN_BYTES) -> None:
         if history_bytes < TURN_BYTES:
             raise ValueError(f"a history has {TURN_BYTES} bytes or more, not {history_bytes}")
         self._messages: list[dict[str, Any]] = []
+        self._turn_bytes = turn_bytes
         self._turns = 0
         size = 0
         while size < history_bytes:
@@ -52,7 +53,7 @@ class Conversation:
         while True:
             messages = list(self._messages)
             for _ in range(TURNS):
-                messages += _turn(number, TURN_BYTES)
+                messages += _turn(number, self._turn_bytes)
                 number += 1
                 yield _body(messages)
 

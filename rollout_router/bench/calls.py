@@ -7,6 +7,7 @@ benchmark instead of being counted.
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from rollout_router.bench.bodies import Conversation
 from rollout_router.bench.connection import Answer, BenchFailed, Connection
@@ -16,46 +17,75 @@ from rollout_router.bench.rooms import JSON_REFERENCE
 from rollout_router.transport.sandbox.wire import CONTENT_TYPE as FRAME_TYPE
 from rollout_router.transport.sandbox.wire import HISTORY_HEADER, KEEP, KEPT
 
-__all__ = ["Connections", "call_stages", "shim_rollout"]
+__all__ = ["Ways", "call_stages", "cpu_stages", "shim_rollout"]
 
 _Timed = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Connections:
+class Ways:
     """One keep-alive connection for each way a call can go."""
 
     owner: Connection  # ends at the worker that owns the rollout
     other: Connection  # ends at the other worker, which forwards
     shim: Connection
     unrouted: Connection  # to a gateway whose router is off
+    bare: Connection  # to what takes a body in and hashes it, and does nothing else
 
 
-def call_stages(connections: Connections, conversation: Conversation, name: str) -> list[Stage]:
-    """All calls of one size; the first call of rollout *name* is made here, at its owner."""
-    direct = _Direct(Lineage(conversation), connections.owner, name)
-    shim, off_lineage = Lineage(conversation), Lineage(conversation)
-
-    def through_shim() -> _Timed:
-        body = shim.step().body
-        return lambda: connections.shim.post(_path(shim_rollout(name)), body, _FULL)
+def call_stages(ways: Ways, conversation: Conversation, size: int) -> list[Stage]:
+    """All calls of one size; the first calls of its rollouts are made here."""
+    name = f"bench-{size}"
+    direct = _Direct(Lineage(conversation), ways.owner, name)
+    off_lineage = Lineage(conversation)
 
     def unrouted() -> _Timed:
         body = off_lineage.step().body
-        return lambda: _refuse_routed(connections.unrouted.post(_path(name), body, _FULL))
+        return lambda: _refuse_routed(ways.unrouted.post(_path(name), body, _FULL))
 
     off, full, delta = "call_router_off", "call_owner_full", "call_owner_delta"
-    owner, other = connections.owner, connections.other
+    owner, other = ways.owner, ways.other
+    at_owner = _Shim(ways.shim, conversation, shim_rollout(size))
+    # A rollout belongs to where it arrives first: the shim's connection ends at one worker, so the
+    # other one is the owner of this.
+    away = other if at_owner.worker_id == direct.owner_id else owner
+    away.post(_path(shim_rollout(size, hop=True)), b"{}", _FULL)
+    over_hop = _Shim(ways.shim, conversation, shim_rollout(size, hop=True))
     return [
         Stage(name=off, reference=JSON_REFERENCE, prepare=unrouted),
         Stage(name=full, reference=off, prepare=lambda: direct.full(owner)),
         Stage(name=delta, reference=full, prepare=lambda: direct.delta(owner)),
         Stage(name="call_hop_full", reference=full, prepare=lambda: direct.full(other)),
         Stage(name="call_hop_delta", reference=delta, prepare=lambda: direct.delta(other)),
-        Stage(name="call_shim_delta", reference=full, prepare=through_shim),
+        Stage(name="call_shim_delta", reference=full, prepare=at_owner.call),
+        Stage(name="call_shim_hop_delta", reference=full, prepare=over_hop.call),
     ]
 
 
+def cpu_stages(ways: Ways, conversation: Conversation, size: int) -> list[Stage]:
+    """Processor time of the sandbox side; several calls a time, the clock of a kernel is coarse."""
+    shim = _Shim(ways.shim, conversation, f"bench-{size}-cpu")
+    lineage = Lineage(conversation)
+
+    def several(call: Callable[[], _Timed]) -> Callable[[], _Timed]:
+        def prepare() -> _Timed:
+            calls = [call() for _ in range(_CPU_CALLS)]
+            return lambda: [one() for one in calls]
+
+        return prepare
+
+    def bare() -> _Timed:
+        body = lineage.step().body
+        return lambda: ways.bare.post("/", body, _FULL)
+
+    reference = "cpu_bare"
+    return [
+        Stage(name=reference, reference=None, prepare=several(bare), calls=_CPU_CALLS),
+        Stage(name="cpu_shim", reference=reference, prepare=several(shim.call), calls=_CPU_CALLS),
+    ]
+
+
+_CPU_CALLS: Final = 4
 _FULL = {"Content-Type": CONTENT_TYPE}
 _FULL_KEEP = {**_FULL, HISTORY_HEADER: KEEP}
 _FRAME = {"Content-Type": FRAME_TYPE}
@@ -68,7 +98,7 @@ class _Direct:
         self._lineage = lineage
         self._path = _path(rollout_id)
         # It arrives at this connection's worker first, which is its owner from now on.
-        self._owner_id = owner.post(self._path, lineage.first, _FULL_KEEP).worker_id
+        self.owner_id = owner.post(self._path, lineage.first, _FULL_KEEP).worker_id
 
     def full(self, connection: Connection) -> _Timed:
         step = self._lineage.step()
@@ -85,8 +115,22 @@ class _Direct:
         answer = connection.post(self._path, payload, headers)
         if answer.mark != KEPT + sha:
             raise BenchFailed(f"a call of {self._path} was not kept: {answer.mark}")
-        if answer.worker_id != self._owner_id:
-            raise BenchFailed(f"{self._path} moved from {self._owner_id} to {answer.worker_id}")
+        if answer.worker_id != self.owner_id:
+            raise BenchFailed(f"{self._path} moved from {self.owner_id} to {answer.worker_id}")
+
+
+class _Shim:
+    """The calls of one rollout through the shim; the first one is made here."""
+
+    def __init__(self, connection: Connection, conversation: Conversation, rollout_id: str) -> None:
+        self._connection = connection
+        self._lineage = Lineage(conversation)
+        self._path = _path(rollout_id)
+        self.worker_id = connection.post(self._path, self._lineage.first, _FULL).worker_id
+
+    def call(self) -> _Timed:
+        body = self._lineage.step().body
+        return lambda: self._connection.post(self._path, body, _FULL)
 
 
 def _refuse_routed(answer: Answer) -> None:
@@ -94,9 +138,9 @@ def _refuse_routed(answer: Answer) -> None:
         raise BenchFailed("a gateway whose router is off has routed a call")
 
 
-def shim_rollout(name: str) -> str:
-    """The rollout that goes through the shim: another one, since its bases are the shim's."""
-    return f"{name}-shim"
+def shim_rollout(size: int, *, hop: bool = False) -> str:
+    """What goes through the shim, at its owner or over a *hop*."""
+    return f"bench-{size}-shim{'-hop' if hop else ''}"
 
 
 def _path(rollout_id: str) -> str:

@@ -22,6 +22,7 @@ from rollout_router.claims import (
     Owner,
     new_nonce,
 )
+from rollout_router.routing.admission import Admission
 
 __all__ = ["PLAIN_READS", "ClaimBench", "plain_reads"]
 
@@ -46,6 +47,7 @@ class ClaimBench:
         with closing(self._live()) as life:
             self._dead = life.owner
         self._life = self._live()
+        self._admission = Admission(folder / "store")
         self._held: list[Grant] = []
         self._turns: Iterator[Grant] = iter(())
         self._loose: dict[str, Grant] = {}  # what a round left, given back before the next
@@ -79,6 +81,7 @@ class ClaimBench:
             "claim_recheck_touched": self._touch,
             "claim_recheck_moved": lambda: self._recheck(self._moved, stands=False),
             "claim_recheck_gone": lambda: self._recheck(self._gone, stands=False),
+            "claim_recheck_admission": self._recheck_and_admit,
             "claim_lookup": self._look_up,
             "claim_take": self._free_first,
             "claim_take_over": self._die_first,
@@ -100,6 +103,17 @@ class ClaimBench:
         while path.stat().st_ctime_ns == self._touched.signature.changed_ns:
             path.chmod(0o600)  # in the tick of the kernel's clock in which it was granted
         return self._recheck(self._touched, stands=True)
+
+    def _recheck_and_admit(self) -> _Timed:
+        """What every call pays before its dispatch."""
+        grant = self._held[0]
+        recheck = self._recheck(grant, stands=True)
+
+        def timed() -> None:
+            self._admission.check(grant.claim.rollout_id)
+            recheck()
+
+        return timed
 
     def _look_up(self) -> _Timed:
         claim = self._held[0].claim

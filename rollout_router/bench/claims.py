@@ -16,28 +16,22 @@ from pathlib import Path
 from typing import Final
 
 from rollout_router.bench.claim_stages import ClaimBench
+from rollout_router.bench.figures import Part, Target, at_most, stage_table
 from rollout_router.bench.measure import Measured, run_rounds
 from rollout_router.claims import Host
+from rollout_router.tables import Table
 
-__all__ = [
-    "CLAIM_WARM_UPS",
-    "ClaimCosts",
-    "Place",
-    "Target",
-    "choose_places",
-    "run_claims",
-    "targets_of",
-]
+__all__ = ["ClaimCosts", "Place", "StoreCosts", "choose_places", "run_claims"]
 
-CLAIM_WARM_UPS: Final = 50
+_WARM_UPS: Final = 50
 _MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-_RATIO_MAX: Final = {
-    "claim_recheck": 1.0,
-    "claim_recheck_in_turn": 1.0,
-    "claim_recheck_touched": 1.0,
-    "claim_recheck_gone": 1.0,
+_AT_MOST_THE_READS: Final = {
+    "claim_recheck",
+    "claim_recheck_in_turn",
+    "claim_recheck_touched",
+    "claim_recheck_gone",
+    "claim_recheck_admission",
 }
-"""The targets: the highest ratio to the plain reads, by stage."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,24 +43,50 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Target:
-    """What a stage may cost, and whether it cost no more, by the medians of one run."""
-
-    stage: str
-    ratio: float
-    ratio_max: float
-    met: bool
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClaimCosts:
+class StoreCosts:
     """The results in one store."""
 
     directory: str
     file_system: str
     claims: int  # in the store before the rounds; they come and go by a few in each
     stages: list[Measured]
-    targets: list[Target]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimCosts(Part):
+    """Each store, and which could not be measured, and why."""
+
+    rounds: int
+    stores: list[StoreCosts]
+    notes: list[str]
+
+    def tables(self) -> list[Table]:
+        """A table of the stages each."""
+        return [
+            stage_table(f"{self._name(store)}; {self.rounds:,} rounds", store.stages, "µs")
+            for store in self.stores
+        ]
+
+    def targets(self) -> list[Target]:
+        """Those of the stages that have one."""
+        return [
+            at_most(f"{stage.stage}, {self._name(store)}, of three plain reads", stage.ratio, 1.0)
+            for store in self.stores
+            for stage in store.stages
+            if stage.ratio is not None and stage.stage in _AT_MOST_THE_READS
+        ]
+
+    def measured(self) -> dict[str, Measured]:
+        """All stages."""
+        return {
+            f"claims {store.file_system} {place} {stage.stage}": stage
+            for place, store in enumerate(self.stores)
+            for stage in store.stages
+        }
+
+    @staticmethod
+    def _name(store: StoreCosts) -> str:
+        return f"{store.claims:,} claims in {store.directory} ({store.file_system})"
 
 
 def choose_places(
@@ -93,8 +113,13 @@ def choose_places(
 
 
 def run_claims(
-    places: Sequence[Place], *, counts: Sequence[int], rounds: int, say: Callable[[str], None]
-) -> list[ClaimCosts]:
+    places: Sequence[Place],
+    *,
+    counts: Sequence[int],
+    rounds: int,
+    say: Callable[[str], None],
+    notes: Sequence[str] = (),
+) -> ClaimCosts:
     """Measure every operation in a new store at each place, at each number of claims.
 
     Args:
@@ -102,29 +127,22 @@ def run_claims(
         counts: how many claims the owner holds; rising.
         rounds: measurements of each operation, at each number.
         say: takes one line for people.
+        notes: which places are missing, and why.
 
     Raises:
         BenchFailed, ClaimsError: nothing is left behind, and nothing was measured wrongly.
     """
-    return [
+    stores = [
         costs
         for place in places
         for costs in _run_place(place, counts=counts, rounds=rounds, say=say)
     ]
-
-
-def targets_of(stages: Sequence[Measured]) -> list[Target]:
-    """The targets among *stages*: what costs exactly as much as it may meets its target."""
-    return [
-        Target(stage=each.stage, ratio=each.ratio, ratio_max=limit, met=each.ratio <= limit)
-        for each in stages
-        if each.ratio is not None and (limit := _RATIO_MAX.get(each.stage)) is not None
-    ]
+    return ClaimCosts(rounds=rounds, stores=stores, notes=list(notes))
 
 
 def _run_place(
     place: Place, *, counts: Sequence[int], rounds: int, say: Callable[[str], None]
-) -> Iterator[ClaimCosts]:
+) -> Iterator[StoreCosts]:
     with (
         tempfile.TemporaryDirectory(prefix="rr-", dir=place.directory) as folder,
         closing(ClaimBench(Path(folder))) as bench,
@@ -135,12 +153,11 @@ def _run_place(
             bench.fill(count)
             claims = bench.count()
             stages = run_rounds(
-                bench.stages(), rounds=rounds, warm_ups=CLAIM_WARM_UPS, clock_s=time.perf_counter
+                bench.stages(), rounds=rounds, warm_ups=_WARM_UPS, clock_s=time.perf_counter
             )
-            yield ClaimCosts(
+            yield StoreCosts(
                 directory=str(place.directory),
                 file_system=place.file_system,
                 claims=claims,
                 stages=stages,
-                targets=targets_of(stages),
             )

@@ -18,24 +18,39 @@ import uvloop
 
 from rollout_router.bench import hop_owner
 from rollout_router.bench.connection import BenchFailed
+from rollout_router.bench.figures import Part, stage_table
 from rollout_router.bench.hop_clients import BARE, WORKS, Call, Work, clients_of
 from rollout_router.bench.measure import Measured, Stage, run_rounds
 from rollout_router.processes import Service
+from rollout_router.tables import Table
 from rollout_router.transport.hop import ConnectFailed, HopLost
 
-__all__ = ["HOP_WARM_UPS", "HopCosts", "hop_stages", "run_hop"]
+__all__ = ["HopCosts", "hop_stages", "run_hop"]
 
-HOP_WARM_UPS: Final = 1  # of many calls each
+_WARM_UPS: Final = 1  # of many calls each
 _WAIT_S: Final = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class HopCosts:
-    """The results, all of one call; each list is empty where nothing was measured."""
+class HopCosts(Part):
+    """The results, all of one call."""
 
+    rounds: int
     stages: list[Measured]  # time
     cpu: list[Measured]  # processor time of the clients' process, from rounds of their own
     notes: list[str]  # which client was left out, and why
+
+    def tables(self) -> list[Table]:
+        """A table of the stages each."""
+        return [
+            stage_table(f"The hop's client: {what} of a call; {self.rounds} rounds", stages, "µs")
+            for what, stages in (("time", self.stages), ("processor time", self.cpu))
+        ]
+
+    def measured(self) -> dict[str, Measured]:
+        """All stages."""
+        parts = {"time": self.stages, "cpu": self.cpu}
+        return {f"hop {part} {s.stage}": s for part, stages in parts.items() for s in stages}
 
 
 def run_hop(work_dir: Path, *, rounds: int, say: Callable[[str], None]) -> HopCosts:
@@ -60,9 +75,9 @@ def run_hop(work_dir: Path, *, rounds: int, say: Callable[[str], None]) -> HopCo
         runner = stack.enter_context(asyncio.Runner(loop_factory=uvloop.new_event_loop))
         stages, notes = hop_stages(runner, socket, stack)
         say(f"measuring the hop: twice {rounds:,} rounds")
-        times = run_rounds(stages, rounds=rounds, warm_ups=HOP_WARM_UPS, clock_s=time.perf_counter)
+        times = run_rounds(stages, rounds=rounds, warm_ups=_WARM_UPS, clock_s=time.perf_counter)
         cpu = run_rounds(stages, rounds=rounds, warm_ups=0, clock_s=time.process_time)
-        return HopCosts(stages=times, cpu=cpu, notes=notes)
+        return HopCosts(rounds=rounds, stages=times, cpu=cpu, notes=notes)
 
 
 def hop_stages(

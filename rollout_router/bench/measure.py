@@ -12,7 +12,16 @@ import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Measured", "Stage", "percentile", "run_rounds"]
+__all__ = [
+    "Measured",
+    "Stage",
+    "Taken",
+    "measured",
+    "percentile",
+    "run_rounds",
+    "summary",
+    "take_rounds",
+]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +45,11 @@ class Measured:
     p99_ms: float  # of few rounds it is the slowest one
     reference: str | None
     ratio: float | None  # of the medians, to the reference's
+    spread: tuple[float, float] | None  # of the ratios within each round: the middle half of them
+
+
+Taken = Mapping[str, Sequence[float]]
+"""What each stage took in each round, in seconds; by its name."""
 
 
 def run_rounds(
@@ -46,6 +60,13 @@ def run_rounds(
     Raises:
         ValueError: nothing would be measured, or a reference is no stage.
     """
+    return summary(stages, take_rounds(stages, rounds=rounds, warm_ups=warm_ups, clock_s=clock_s))
+
+
+def take_rounds(
+    stages: Sequence[Stage], *, rounds: int, warm_ups: int, clock_s: Callable[[], float]
+) -> Taken:
+    """The same, as it was taken."""
     if rounds < 1:
         raise ValueError(f"at least one round is measured, not {rounds}")
     names = [stage.name for stage in stages]
@@ -62,23 +83,30 @@ def run_rounds(
             end_s = clock_s()
             if number >= warm_ups:
                 taken_s[stage.name].append((end_s - start_s) / stage.calls)
-    return _summary(stages, taken_s)
+    return taken_s
 
 
-def _summary(stages: Sequence[Stage], taken_s: Mapping[str, Sequence[float]]) -> list[Measured]:
-    medians_ms = {name: 1000 * statistics.median(taken) for name, taken in taken_s.items()}
-    return [
-        Measured(
-            stage=stage.name,
-            median_ms=medians_ms[stage.name],
-            p99_ms=1000 * percentile(taken_s[stage.name], 99),
-            reference=stage.reference,
-            ratio=None
-            if stage.reference is None
-            else medians_ms[stage.name] / medians_ms[stage.reference],
-        )
-        for stage in stages
-    ]
+def summary(stages: Sequence[Stage], taken: Taken) -> list[Measured]:
+    """What *taken* comes to."""
+    return [measured(stage.name, taken, reference=stage.reference) for stage in stages]
+
+
+def measured(name: str, taken: Taken, *, reference: str | None) -> Measured:
+    """What one stage of *taken* comes to, beside another one; rounds stand in the same order."""
+    taken_s, spread = taken[name], None
+    median_s, ratio = statistics.median(taken_s), None
+    if reference is not None:
+        ratio = median_s / statistics.median(taken[reference])
+        ratios = [mine / its for mine, its in zip(taken_s, taken[reference], strict=True)]
+        spread = percentile(ratios, 25), percentile(ratios, 75)
+    return Measured(
+        stage=name,
+        median_ms=1000 * median_s,
+        p99_ms=1000 * percentile(taken_s, 99),
+        reference=reference,
+        ratio=ratio,
+        spread=spread,
+    )
 
 
 def percentile(values: Sequence[float], percent: float) -> float:

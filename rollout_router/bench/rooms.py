@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from rollout_router.bench.bodies import Conversation
 from rollout_router.bench.connection import BenchFailed
@@ -20,19 +20,23 @@ from rollout_router.transport.sandbox.client import Client, Outgoing, Sent
 from rollout_router.transport.sandbox.frame import parse_frame, rebuild
 from rollout_router.transport.sandbox.wire import HISTORY_HEADER, KEPT
 
-__all__ = ["JSON_REFERENCE", "claim_stages", "history_stages"]
+__all__ = ["DECODE_ENCODE", "DELTA", "JSON_REFERENCE", "REBUILD", "claim_stages", "history_stages"]
 
 JSON_REFERENCE: Final = "json_reference"
+DECODE_ENCODE: Final = "decode_encode"
+DELTA: Final = "delta_encode"
+REBUILD: Final = "frame_rebuild"
 _LENGTH_MAX: Final = 1 << 30
 _Timed = Callable[[], object]
 
 
 def history_stages(conversation: Conversation, folder: Path) -> list[Stage]:
-    """Reference, delta, rebuild and capture of bodies of one size; records go below *folder*."""
+    """References, delta, rebuild and capture of bodies of one size; records go below *folder*."""
     return [
         Stage(name=JSON_REFERENCE, reference=None, prepare=_json_reference(conversation)),
-        Stage(name="delta_encode", reference=JSON_REFERENCE, prepare=_encode(conversation)),
-        Stage(name="frame_rebuild", reference=JSON_REFERENCE, prepare=_rebuild(conversation)),
+        Stage(name=DECODE_ENCODE, reference=None, prepare=_decode_encode(conversation)),
+        Stage(name=DELTA, reference=JSON_REFERENCE, prepare=_encode(conversation)),
+        Stage(name=REBUILD, reference=DECODE_ENCODE, prepare=_rebuild(conversation)),
         Stage(
             name="capture_append", reference=JSON_REFERENCE, prepare=_capture(conversation, folder)
         ),
@@ -82,11 +86,26 @@ def _json_reference(conversation: Conversation) -> Callable[[], _Timed]:
             document = json.loads(body)
             if document["messages"][: len(history)] != history:
                 raise BenchFailed("the history is not the beginning of the body")
-            json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
+            _encoded(document)
 
         return timed
 
     return prepare
+
+
+def _decode_encode(conversation: Conversation) -> Callable[[], _Timed]:
+    """What a server would do that takes in a body and hands another one on."""
+    lineage = Lineage(conversation)
+
+    def prepare() -> _Timed:
+        body = lineage.step().body
+        return lambda: _encoded(json.loads(body))
+
+    return prepare
+
+
+def _encoded(document: Any) -> bytes:
+    return json.dumps(document, separators=(",", ":"), ensure_ascii=False).encode()
 
 
 def _encode(conversation: Conversation) -> Callable[[], _Timed]:

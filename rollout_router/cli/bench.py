@@ -5,36 +5,53 @@ import json
 import logging
 import os
 import platform
-import shutil
+import re
 import sys
-import tempfile
-from dataclasses import asdict, dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
 import click
 from rich.console import Console
-from rich.table import Table
+from rich.table import Table as Shown
 
 from rollout_router import __version__
+from rollout_router.bench.bases import run_bases
 from rollout_router.bench.bodies import TURN_BYTES
-from rollout_router.bench.claims import CLAIM_WARM_UPS, ClaimCosts, choose_places, run_claims
+from rollout_router.bench.claims import choose_places, run_claims
 from rollout_router.bench.connection import BenchFailed
-from rollout_router.bench.deltas import DELTA_WARM_UPS, DeltaCosts, run_deltas
-from rollout_router.bench.hop import HOP_WARM_UPS, HopCosts, run_hop
-from rollout_router.bench.measure import Measured
-from rollout_router.bench.run import APP, WARM_UPS, Sized, run_bench
-from rollout_router.bench.start import START_WARM_UPS, run_start
+from rollout_router.bench.deltas import run_deltas
+from rollout_router.bench.figures import Part
+from rollout_router.bench.guard import grown
+from rollout_router.bench.hop import run_hop
+from rollout_router.bench.path import run_path
+from rollout_router.bench.report import document, missed, page, tables
+from rollout_router.bench.scale import run_scale
+from rollout_router.bench.start import run_start
+from rollout_router.bench.turns import run_turns
+from rollout_router.bench.volume import run_volume
 from rollout_router.claims import ClaimsError, Host
-from rollout_router.cli.flags import SCHEMA, ExitCode, flag, json_flag
+from rollout_router.cli.flags import ExitCode, flag, json_flag
+from rollout_router.cli.interrupts import unwound_by_signals
+from rollout_router.cli.terminal import printable
 from rollout_router.processes import ServiceFailed
 
 __all__ = ["bench"]
 
-_SIZES: Final = "100000,500000,1000000,2000000"
-_PARTS: Final = ("turns", "claims", "hop", "deltas", "start")
+_MUCH: Final = {"sizes": [100_000, 500_000, 1_000_000, 2_000_000], "claims": 10_000, "rounds": 100}
+_QUICK: Final = {"sizes": [100_000, 1_000_000], "claims": 100, "rounds": 15}
+_QUICK_PARTS: Final = ("turns", "claims", "hop", "deltas")
+_PATH_SIZES: Final = [100_000, 1_000_000]
+_WIDTH: Final = 160  # of tables that go into a file
+_NUMBER: Final = re.compile(r"[\d.,e+-]*")
 _CLAIM_ROUNDS: Final = 10
 """So many rounds of claims for one of turns: those take microseconds, these milliseconds."""
+
+
+def _amounts(amounts: Mapping[str, Any]) -> str:
+    sizes = ",".join(map(str, amounts["sizes"]))
+    return f"sizes {sizes}, claims {amounts['claims']}, rounds {amounts['rounds']}"
 
 
 class _Sizes(click.ParamType[list[int]]):
@@ -57,44 +74,62 @@ class _Sizes(click.ParamType[list[int]]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Results:
-    """What was measured; a part that was left out is empty."""
+class _Asked:
+    """How much is measured, and where."""
 
+    sizes: list[int]
+    claims: int
     rounds: int
-    sizes: list[Sized]
-    claims: list[ClaimCosts]
-    hop: HopCosts
-    deltas: list[DeltaCosts]
-    start: list[Measured]
-    notes: list[str]  # which claims could not be measured, and why
+    work_dir: Path
+    rollouts: Path | None
+    conformance: Path | None
 
-    def missed(self) -> list[str]:
-        """One line for people a target that was missed."""
-        return [
-            f"target missed in {costs.directory} ({costs.file_system}), {costs.claims:,} claims: "
-            f"{target.stage} costs {target.ratio:.3g} of three plain reads, above "
-            f"{target.ratio_max:g}"
-            for costs in self.claims
-            for target in costs.targets
-            if not target.met
-        ]
+
+def _run_claims(asked: _Asked) -> Part:
+    places, notes = choose_places(asked.work_dir, host=Host.here())
+    counts, rounds = [1, asked.claims], asked.rounds * _CLAIM_ROUNDS
+    return run_claims(places, counts=counts, rounds=rounds, say=_say, notes=notes)
+
+
+_PARTS: Final[Mapping[str, Callable[[_Asked], Part]]] = {
+    "turns": lambda a: run_turns(a.work_dir, sizes=a.sizes, rounds=a.rounds, say=_say),
+    "claims": _run_claims,
+    "hop": lambda a: run_hop(a.work_dir, rounds=a.rounds, say=_say),
+    "deltas": lambda a: run_deltas(rounds=a.rounds, say=_say),
+    "bases": lambda a: run_bases(rounds=a.rounds, say=_say),
+    "path": lambda a: run_path(a.work_dir, sizes=_PATH_SIZES, rounds=a.rounds, say=_say),
+    "scale": lambda a: run_scale(
+        a.work_dir, workers=[1, 2, 4], rollouts=10_000, streams=1_000, say=_say
+    ),
+    "bytes": lambda a: run_volume(a.rollouts, a.conformance, _say),
+    "start": lambda a: run_start(a.work_dir, rounds=a.rounds, say=_say),
+}
 
 
 @click.command()
-@flag("--only", type=click.Choice(_PARTS), help="Measure one part of it.")
-@flag("--sizes", type=_Sizes(), default=_SIZES, help="Bytes of history, separated by commas.")
+@flag("--only", type=click.Choice(list(_PARTS)), multiple=True, help="Measure these parts alone.")
 @flag(
-    "--claims",
-    type=click.IntRange(2),
-    default=10_000,
-    help="Claims of the owner, to compare with one.",
+    "--quick",
+    is_flag=True,
+    help=f"{', '.join(_QUICK_PARTS)} alone, and little: {_amounts(_QUICK)}.",
 )
+@flag(
+    "--rollouts",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    help="Count the bytes of the recorded rollouts of this folder, as `demo` takes it.",
+)
+@flag(
+    "--conformance",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="And those of this document of `conformance --json`.",
+)
+@flag("--sizes", type=_Sizes(), help="Bytes of history, separated by commas.")
+@flag("--claims", type=click.IntRange(2), help="Claims of the owner, to compare with one.")
 @flag(
     "--rounds",
     type=click.IntRange(1),
-    default=100,
     help="Measurements of each stage of a turn, of the hop, of a delta and of the start; "
-    f"{_CLAIM_ROUNDS} times as many of a claim's.",
+    f"{_CLAIM_ROUNDS} times as many of a claim's.  [default, together: {_amounts(_MUCH)}]",
 )
 @flag(
     "--work-dir",
@@ -102,58 +137,88 @@ class _Results:
     default=Path("/var/tmp"),  # noqa: S108 - a folder of our own is made in it
     help="On the disk that is measured; its path is short, because sockets lie below it.",
 )
+@flag(
+    "--check",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    help="The document of another run: fail where a ratio has grown since.",
+)
+@flag(
+    "--margin",
+    type=click.FloatRange(0),
+    default=0.25,
+    help="By how much a ratio may grow, beside the noise of both runs: 0.25 is by a quarter.",
+)
+@flag(
+    "--evidence",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the machine and all tables to this file, as Markdown.",
+)
 @json_flag()
+@unwound_by_signals()
 def bench(
-    *, only: str | None, sizes: list[int], claims: int, rounds: int, work_dir: Path, as_json: bool
+    *,
+    only: tuple[str, ...],
+    quick: bool,
+    work_dir: Path,
+    rollouts: Path | None,
+    conformance: Path | None,
+    check: Path | None,
+    margin: float,
+    evidence: Path | None,
+    as_json: bool,
+    **options: Any,
 ) -> None:
-    """Measure the stages of a turn by size of history, claims, the hop, deltas, the shim's start.
+    """Measure turns by size of history, claims, the hop, deltas, whole paths, scale, bytes, starts.
 
     The application only reads the body and answers, so no model is measured. Claims are measured on
-    disk and on tmpfs. Exit code 1: the owner's re-check of a claim missed its target, or something
-    did not happen as it should and there are no results; 4: no store can be on that disk.
+    disk and on tmpfs. Exit code 1: a target was missed, a ratio has grown, or something did not
+    happen as it should and there are no results; 4: no store can be on that disk.
     """
+    before = _recorded(check)
     # That cleaners may sweep the folder does not concern one that lives for minutes.
-    logging.getLogger("rollout_router.claims.layout").setLevel(logging.ERROR)
-    wanted = {only} if only else set(_PARTS)
-    places, notes = (
-        choose_places(work_dir.absolute(), host=Host.here()) if "claims" in wanted else ([], [])
+    logging.getLogger("rollout_router.claims.creation").setLevel(logging.ERROR)
+    given = {name: value for name, value in options.items() if value is not None}
+    amounts: dict[str, Any] = {**(_QUICK if quick else _MUCH), **given}
+    asked = _Asked(
+        work_dir=work_dir.absolute(), rollouts=rollouts, conformance=conformance, **amounts
     )
+    wanted = only or (_QUICK_PARTS if quick else tuple(_PARTS))
     try:
-        results = _Results(
-            rounds=rounds,
-            sizes=_turns(work_dir, sizes, rounds) if "turns" in wanted else [],
-            claims=run_claims(places, counts=[1, claims], rounds=rounds * _CLAIM_ROUNDS, say=_say),
-            hop=run_hop(work_dir.absolute(), rounds=rounds, say=_say)
-            if "hop" in wanted
-            else HopCosts(stages=[], cpu=[], notes=[]),
-            deltas=run_deltas(rounds=rounds, say=_say) if "deltas" in wanted else [],
-            start=run_start(work_dir.absolute(), rounds=rounds, say=_say)
-            if "start" in wanted
-            else [],
-            notes=notes,
-        )
+        parts = {name: run(asked) for name, run in _PARTS.items() if name in wanted}
     except (BenchFailed, ServiceFailed) as error:
         _say(str(error))
         sys.exit(ExitCode.FAILED)
     except ClaimsError as error:
         _say(f"the claims of the benchmark cannot be kept: {error}")
         sys.exit(ExitCode.REFUSED)
+    notes = [note for part in parts.values() for note in getattr(part, "notes", ())]
+    found = document(_machine(), parts, notes)
     if as_json:
-        click.echo(json.dumps(_document(results)))
+        click.echo(json.dumps(found, indent=1))
     else:
-        _print(results)
-    missed = results.missed()
-    for line in missed:
+        _print(parts, notes)
+    if evidence:
+        evidence.write_text(page(_machine(), parts.values(), notes))
+    wrong = missed(parts.values())
+    if before is not None:
+        try:
+            wrong += grown(found["ratios"], before, margin=margin)
+        except ValueError as error:
+            raise click.UsageError(f"--check: {error}") from error
+    for line in wrong:
         _say(line)
-    sys.exit(ExitCode.FAILED if missed else ExitCode.FINE)
+    sys.exit(ExitCode.FAILED if wrong else ExitCode.FINE)
 
 
-def _turns(work_dir: Path, sizes: list[int], rounds: int) -> list[Sized]:
-    folder = Path(tempfile.mkdtemp(prefix="rr-", dir=work_dir.absolute()))
+def _recorded(path: Path | None) -> dict[str, Any] | None:
+    """The ratios of the document in *path*."""
+    if path is None:
+        return None
     try:
-        return run_bench(folder, sizes=sizes, rounds=rounds, say=_say)
-    finally:
-        shutil.rmtree(folder)
+        ratios: dict[str, Any] = json.loads(path.read_bytes())["ratios"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise click.UsageError(f"--check: {path} is no document of a run: {error!r}") from error
+    return ratios
 
 
 def _machine() -> dict[str, Any]:
@@ -166,96 +231,19 @@ def _machine() -> dict[str, Any]:
     }
 
 
-def _document(results: _Results) -> dict[str, Any]:
-    return {
-        "schema": SCHEMA,
-        "machine": _machine(),
-        "app": APP,
-        "rounds": results.rounds,
-        "warm_up_rounds": WARM_UPS,
-        "sizes": [asdict(sized) for sized in results.sizes],
-        "claims": {
-            "rounds": results.rounds * _CLAIM_ROUNDS,
-            "warm_up_rounds": CLAIM_WARM_UPS,
-            "notes": results.notes,
-            "stores": [asdict(costs) for costs in results.claims],
-        },
-        "hop": {
-            "rounds": results.rounds,
-            "warm_up_rounds": HOP_WARM_UPS,
-            **asdict(results.hop),
-        },
-        "deltas": {
-            "rounds": results.rounds,
-            "warm_up_rounds": DELTA_WARM_UPS,
-            "forms": [asdict(costs) for costs in results.deltas],
-        },
-        "start": {
-            "rounds": results.rounds,
-            "warm_up_rounds": START_WARM_UPS,
-            "stages": [asdict(stage) for stage in results.start],
-        },
-    }
-
-
-def _print(results: _Results) -> None:
-    console = Console()
-    for sized in results.sizes:
-        title = (
-            f"{sized.history_bytes:,} bytes of history: body {sized.body_bytes:,}, "
-            f"frame {sized.frame_bytes:,}; {results.rounds} rounds"
-        )
-        console.print(_table(title, sized.stages, unit="ms", per_ms=1, digits=3))
-    for costs in results.claims:
-        title = (
-            f"{costs.claims:,} claims in {costs.directory} ({costs.file_system}); "
-            f"{results.rounds * _CLAIM_ROUNDS:,} rounds"
-        )
-        console.print(_table(title, costs.stages, unit="µs", per_ms=1000, digits=1))
-        for target in costs.targets:
-            console.print(
-                f"target {'met' if target.met else 'MISSED'}: {target.stage} costs "
-                f"{target.ratio:.3g} of three plain reads; at most {target.ratio_max:g}"
-            )
-    for what, stages in (("time", results.hop.stages), ("CPU", results.hop.cpu)):
-        if stages:
-            title = f"the hop: {what} of a call; {results.rounds} rounds"
-            console.print(_table(title, stages, unit="µs", per_ms=1000, digits=1))
-    if results.deltas:
-        console.print(_deltas_table(results.deltas, results.rounds))
-    if results.start:
-        title = f"the start of the shim; {results.rounds} rounds"
-        console.print(_table(title, results.start, unit="ms", per_ms=1, digits=1))
-    for note in [*results.notes, *results.hop.notes]:
-        console.print(note, markup=False)
-    machine = ", ".join(f"{name} {value}" for name, value in _machine().items())
-    console.print(f"{machine}; application {APP}", markup=False)
-
-
-def _table(title: str, stages: list[Measured], *, unit: str, per_ms: int, digits: int) -> Table:
-    table = Table(title=title)
-    table.add_column("stage")
-    for name in (f"median {unit}", f"p99 {unit}", "ratio"):
-        table.add_column(name, justify="right")
-    table.add_column("to")
-    for row in stages:
-        ratio = "" if row.ratio is None else f"{row.ratio:.3g}"
-        times = (f"{per_ms * time_ms:.{digits}f}" for time_ms in (row.median_ms, row.p99_ms))
-        table.add_row(row.stage, *times, ratio, row.reference or "")
-    return table
-
-
-def _deltas_table(deltas: list[DeltaCosts], rounds: int) -> Table:
-    table = Table(title=f"deltas: bytes of a run, time of a call; {rounds} rounds")
-    table.add_column("form")
-    for name in ("bytes in full", "times fewer", "deflated", "time of sha256", "deflated"):
-        table.add_column(name, justify="right")
-    for costs in deltas:
-        fewer = (costs.bytes_full / sent for sent in (costs.bytes_plain, costs.bytes_deflated))
-        ratios = (stage.ratio for stage in costs.stages if stage.ratio is not None)
-        numbers = (*(f"{one:.1f}" for one in fewer), *(f"{one:.3g}" for one in ratios))
-        table.add_row(costs.form, f"{costs.bytes_full:,}", *numbers)
-    return table
+def _print(parts: Mapping[str, Part], notes: list[str]) -> None:
+    console = Console(markup=False, width=None if sys.stdout.isatty() else _WIDTH)
+    for table in tables(parts.values()):
+        shown = Shown(title=table.title)
+        for place, column in enumerate(table.columns):
+            numbers = all(_NUMBER.fullmatch(row[place]) for row in table.rows)
+            shown.add_column(column, justify="right" if numbers else "left")
+        for row in table.rows:
+            shown.add_row(*map(printable, row))
+        console.print(shown)
+    for note in notes:
+        console.print(printable(note))
+    console.print(", ".join(f"{name} {value}" for name, value in _machine().items()))
 
 
 def _say(line: str) -> None:

@@ -12,8 +12,10 @@ from rollout_router.harness.normal import RULES
 from rollout_router.harness.plan import FLOORS, PLAIN_FLOORS, Mode
 from rollout_router.harness.port import Dialect
 from rollout_router.harness.scenario import Scenario
+from rollout_router.tables import Table, markdown
+from rollout_router.timings import GYM, SANDBOX, stages_of
 
-__all__ = ["SCHEMA", "Table", "Variant", "findings", "page", "summary", "tables"]
+__all__ = ["SCHEMA", "Variant", "findings", "page", "summary", "tables"]
 
 SCHEMA: Final = 3
 _SHOWN: Final = 3  # findings of one kind of one run
@@ -49,17 +51,7 @@ compactions, is their own.
   agent on the SDK has no shim to measure.
 
 """
-_SANDBOX: Final = {"local hop": "local_hop_ms", "delta": "delta_ms", "other": "other_ms"}
-_GYM: Final = ("claim", "admission", "read", "hop", "rebuild")
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """Text in rows and columns."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
+_DECODE: Final = "sandbox decode"  # where others decode JSON; it stands in the table, empty
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,14 +119,7 @@ def page(document: Mapping[str, Any]) -> str:
     found = [f"- {line}" for line in findings(document["variants"])] or ["None."]
     sections = {"Versions and configuration": lines, "Findings": found}
     parts = ["\n".join([f"## {title}", "", *listed, ""]) for title, listed in sections.items()]
-    return _INTRODUCTION + "\n".join([*parts, *map(_markdown, tables(document["variants"]))])
-
-
-def _markdown(table: Table) -> str:
-    """A table under its title."""
-    lines = [table.columns, ["---"] * len(table.columns), *table.rows]
-    text = "\n".join(f"| {' | '.join(cell.replace('|', '/') for cell in line)} |" for line in lines)
-    return f"## {table.title}\n\n{text}\n"
+    return _INTRODUCTION + "\n".join([*parts, *map(markdown, tables(document["variants"]))])
 
 
 _Rows = Sequence[tuple[Mapping[str, Any], Mapping[str, Any]]]
@@ -173,28 +158,8 @@ def _failed(failure: Failure) -> dict[str, Any]:
 
 def _stages(timings: Sequence[Mapping[str, Any]]) -> dict[str, float | None]:
     """The median of each stage, in milliseconds; None where no call had it."""
-    calls = [{**call, **_server(call.get("server_timing") or "")} for call in timings]
-    found: dict[str, float | None] = {}
-    for name, key in _SANDBOX.items():
-        found[f"sandbox {name}"] = _median(call[key] for call in calls)
-    for name in _GYM:
-        found[f"gym {name}"] = _median(call[name] for call in calls if name in call)
-    found["gym other"] = _median(
-        max(0.0, call["wait_ms"] - sum(call.get(name, 0.0) for name in (*_GYM, "app")))
-        for call in calls
-        if "app" in call
-    )
-    return found
-
-
-def _server(header: str) -> dict[str, float]:
-    """``Server-Timing`` by name, in milliseconds."""
-    found = {}
-    for entry in filter(None, map(str.strip, header.split(","))):
-        name, _, duration = entry.partition(";dur=")
-        if duration:
-            found[name] = float(duration)
-    return found
+    calls = [stages_of(line) for line in timings]
+    return {name: _median(c[name] for c in calls if name in c) for name in (*SANDBOX, *GYM)}
 
 
 def _median(values: Iterable[float]) -> float | None:
@@ -252,8 +217,8 @@ def _floor(floor: float | None) -> str:
 
 
 def _stage_table(rows: _Rows) -> Table:
-    names = [*(f"sandbox {name}" for name in ("local hop", "decode", "delta", "other"))]
-    names += [f"gym {name}" for name in (*_GYM, "other")]
+    local_hop, *others = SANDBOX
+    names = [local_hop, _DECODE, *others, *GYM]
 
     def cell(run: Mapping[str, Any], name: str) -> str:
         value = run["stages_ms"].get(name)

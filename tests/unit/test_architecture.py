@@ -28,9 +28,12 @@ LAWS = {
 
 # What each room may import of the package, besides itself. The three rooms do not know one another.
 SHARED = {"errors", "call", "asgi", "forked", "metrics"}
+FIGURES = {"processes", "tables", "timings"}  # the product as it runs, and what is said of it
 ROOMS = {
     **{module: set[str]() for module in SHARED},
     "processes": {"transport"},
+    "tables": set[str](),
+    "timings": set[str](),
     "claims": set[str](),
     "history": set[str](),
     "transport": {"errors", "forked"},
@@ -39,9 +42,29 @@ ROOMS = {
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},
     "integrations": {"asgi", "routing"},
     "demo": {"processes", "transport"},
-    "harness": {"asgi", "claims", "errors", "gateway", "processes", "transport"},
+    "harness": {
+        "asgi",
+        "claims",
+        "errors",
+        "gateway",
+        "processes",
+        "tables",
+        "timings",
+        "transport",
+    },
     "operate": {"claims"},
-    "bench": {*SHARED, "claims", "gateway", "processes", "routing", "transport"},
+    "bench": {
+        *SHARED,
+        "claims",
+        "demo",
+        "gateway",
+        "history",
+        "processes",
+        "routing",
+        "tables",
+        "timings",
+        "transport",
+    },
 }
 ROOMS["cli"] = set(ROOMS)  # it stands before everything, and nothing knows it
 

@@ -37,6 +37,12 @@ def test_after_its_turns_a_conversation_begins_anew_with_others() -> None:
     assert first != again
 
 
+def test_a_turn_has_the_size_that_was_asked_for() -> None:
+    conversation = Conversation(20_000, turn_bytes=5_000)
+    before, after = map(len, itertools.islice(conversation.bodies(), 2))
+    assert 5_000 <= after - before <= 6_000  # with what JSON escapes
+
+
 def test_no_two_bodies_are_the_same() -> None:
     bodies = list(itertools.islice(Conversation(20_000).bodies(), 3 * TURNS))
     assert len(set(bodies)) == len(bodies)

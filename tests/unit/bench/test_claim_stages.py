@@ -22,6 +22,7 @@ STAGES = [
     "claim_recheck_touched",
     "claim_recheck_moved",
     "claim_recheck_gone",
+    "claim_recheck_admission",
     "claim_lookup",
     "claim_take",
     "claim_take_over",

@@ -6,7 +6,13 @@ from pathlib import Path
 import pytest
 
 from rollout_router.bench.claim_stages import PLAIN_READS
-from rollout_router.bench.claims import Place, Target, choose_places, run_claims, targets_of
+from rollout_router.bench.claims import (
+    ClaimCosts,
+    Place,
+    StoreCosts,
+    choose_places,
+    run_claims,
+)
 from rollout_router.bench.connection import BenchFailed
 from rollout_router.bench.measure import Measured
 from rollout_router.claims import FileClaimStore, Host, StoreRefused
@@ -59,23 +65,31 @@ def test_two_places_of_one_kind_are_one_place(disk: Path, memory: Path, director
 
 
 def measured(stage: str, ratio: float | None) -> Measured:
-    return Measured(stage=stage, median_ms=1, p99_ms=1, reference=PLAIN_READS, ratio=ratio)
+    spread = None if ratio is None else (ratio, ratio)
+    return Measured(
+        stage=stage, median_ms=1, p99_ms=1, reference=PLAIN_READS, ratio=ratio, spread=spread
+    )
+
+
+def costs(*stages: Measured) -> ClaimCosts:
+    store = StoreCosts(directory="/d", file_system="xfs", claims=5, stages=list(stages))
+    return ClaimCosts(rounds=7, stores=[store], notes=[])
 
 
 @pytest.mark.parametrize(
     ("ratio", "met"), [(0.2, True), (1.0, True), (1.000001, False), (3.7, False)]
 )
-@pytest.mark.parametrize("form", ["", "_in_turn", "_touched", "_gone"])
+@pytest.mark.parametrize("form", ["", "_in_turn", "_touched", "_gone", "_admission"])
 def test_a_recheck_costs_at_most_the_plain_reads(form: str, ratio: float, met: bool) -> None:  # noqa: FBT001 - a column of the table
     stage = f"claim_recheck{form}"
-    assert targets_of([measured(PLAIN_READS, None), measured(stage, ratio)]) == [
-        Target(stage=stage, ratio=ratio, ratio_max=1.0, met=met)
-    ]
+    (target,) = costs(measured(PLAIN_READS, None), measured(stage, ratio)).targets()
+    assert target.name == f"{stage}, 5 claims in /d (xfs), of three plain reads"
+    assert (target.value, target.bound, target.met) == (ratio, 1.0, met)
 
 
 @pytest.mark.parametrize("stage", ["claim_recheck_moved", "claim_lookup", "claim_take"])
 def test_what_happens_once_a_grant_has_no_target(stage: str) -> None:
-    assert targets_of([measured(stage, 50.0)]) == []
+    assert costs(measured(stage, 50.0)).targets() == []
 
 
 def test_each_place_is_measured_at_each_number_of_claims_and_left_empty(
@@ -86,17 +100,17 @@ def test_each_place_is_measured_at_each_number_of_claims_and_left_empty(
         Place(directory=memory, file_system="tmpfs"),
     ]
     said: list[str] = []
-    found = run_claims(places, counts=[1, 5], rounds=3, say=said.append)
-    assert [(each.directory, each.file_system, each.claims) for each in found] == [
+    found = run_claims(places, counts=[1, 5], rounds=3, say=said.append, notes=["one is missing"])
+    assert found.notes == ["one is missing"]
+    assert [(each.directory, each.file_system, each.claims) for each in found.stores] == [
         (str(disk), "xfs", 3),
         (str(disk), "xfs", 9),  # and what the rounds before had taken
         (str(memory), "tmpfs", 3),
         (str(memory), "tmpfs", 9),
     ]
-    for costs in found:
-        assert costs.targets == targets_of(costs.stages)
-        assert len(costs.targets) == 4
-    assert len(said) == len(found)
+    assert len(found.targets()) == 5 * len(found.stores)
+    assert len(said) == len(found.tables()) == len(found.stores)
+    assert len(found.measured()) == sum(len(store.stages) for store in found.stores)
     assert said[1] == f"measuring claims in {disk} (xfs): 3 rounds, claims held: 5"
     assert [*disk.iterdir(), *memory.iterdir()] == []
 

@@ -22,8 +22,12 @@ def _one_form(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_form_is_measured_against_hashing_its_bodies() -> None:
     said: list[str] = []
 
-    (costs,) = run_deltas(rounds=CALLS, say=said.append)  # more than one run
+    found = run_deltas(rounds=CALLS, say=said.append)  # more than one run
 
+    (costs,) = found.forms
+    ((row,),) = (table.rows for table in found.tables())
+    assert row[:2] == [FORM, f"{costs.bytes_full:,}"]
+    assert set(found.measured()) == {f"deltas {FORM} {stage.stage}" for stage in costs.stages}
     assert costs.form == FORM
     assert costs.bytes_full == sum(map(len, FORMS[FORM]()))
     assert costs.bytes_full > 10 * costs.bytes_plain > 10 * costs.bytes_deflated

@@ -44,7 +44,8 @@ def test_medians_and_ratios_are_those_of_the_rounds_that_count() -> None:
     assert [each.median_ms for each in found] == pytest.approx([6000, 2000])
     assert [each.p99_ms for each in found] == pytest.approx([8000, 3000])
     assert found[0].ratio == pytest.approx(3)
-    assert found[1].ratio is None
+    assert found[0].spread == pytest.approx((2, 4))
+    assert (found[1].ratio, found[1].spread) == (None, None)
 
 
 def test_the_results_of_several_calls_that_are_timed_together_are_of_one() -> None:

@@ -8,7 +8,14 @@ import pytest
 
 from rollout_router.bench.bodies import Conversation
 from rollout_router.bench.measure import run_rounds
-from rollout_router.bench.rooms import JSON_REFERENCE, claim_stages, history_stages
+from rollout_router.bench.rooms import (
+    DECODE_ENCODE,
+    DELTA,
+    JSON_REFERENCE,
+    REBUILD,
+    claim_stages,
+    history_stages,
+)
 from rollout_router.claims import FileClaimStore, LifeLock, new_nonce
 
 ROUNDS = 12  # more than a conversation has turns
@@ -41,8 +48,9 @@ def test_every_room_is_measured_against_the_json_reference(
     found = run_rounds(stages, rounds=ROUNDS, warm_ups=1, clock_s=lambda: next(clock))
     assert {each.stage: each.reference for each in found} == {
         JSON_REFERENCE: None,
-        "delta_encode": JSON_REFERENCE,
-        "frame_rebuild": JSON_REFERENCE,
+        DECODE_ENCODE: None,
+        DELTA: JSON_REFERENCE,
+        REBUILD: DECODE_ENCODE,
         "capture_append": JSON_REFERENCE,
         "claim_take": JSON_REFERENCE,
         "claim_recheck": JSON_REFERENCE,

@@ -11,7 +11,8 @@ from support.runs import DELTAS, FULL, SCENARIO
 from rollout_router.harness.compare import ASPECTS, Run
 from rollout_router.harness.plan import Mode
 from rollout_router.harness.port import Dialect
-from rollout_router.harness.report import Table, Variant, findings, page, summary, tables
+from rollout_router.harness.report import Variant, findings, page, summary, tables
+from rollout_router.tables import Table
 
 
 def call(**changes: Any) -> dict[str, Any]:
