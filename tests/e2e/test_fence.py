@@ -3,13 +3,14 @@
 
 import concurrent.futures
 import subprocess
+import threading
 from collections.abc import Callable
 
 import httpx
 import pytest
 from support.control import Control
 from support.conversations import body_of, conversation, digest
-from support.gateway import COMMAND, Gateway
+from support.gateway import COMMAND, PATIENCE_S, Gateway
 
 from rollout_router.claims import FileClaimStore, Gate, write_gate
 
@@ -136,12 +137,24 @@ def test_r4_an_owner_killed_within_an_answer_cuts_it(
 ) -> None:
     gateway = serve(control=control.path)
     control.hold("r")
+    begun = threading.Semaphore(0)
+
+    def stream() -> None:
+        with (
+            gateway.client() as client,
+            client.stream("POST", f"{gateway.prefix}/r/v1/responses", content=BODY) as answer,
+        ):
+            pieces = answer.iter_raw()
+            assert next(pieces) == b"data: {}\n\n"
+            begun.release()
+            list(pieces)
+
     with concurrent.futures.ThreadPoolExecutor(8) as threads:
-        waiting = [threads.submit(gateway.post, "r", BODY) for _ in range(8)]
-        calls = [control.next_call("r") for _ in waiting]
-        for call in calls:
+        waiting = [threads.submit(stream) for _ in range(8)]
+        for call in [control.next_call("r") for _ in waiting]:
             call.begin(headers=SSE)
             call.send("data: {}\n\n")
+        assert all(begun.acquire(timeout=PATIENCE_S) for _ in waiting)
         gateway.kill_worker(gateway.claims()["r"]["worker_id"])
         for done in waiting:
             with pytest.raises(httpx.TransportError):
