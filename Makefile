@@ -50,8 +50,10 @@ lint: setup
 	$(BIN)/mypy
 
 bench: setup
-	$(BIN)/rollout-router bench --json --evidence docs/benchmarks.md $(ARGS) >docs/benchmarks.new
-	mv docs/benchmarks.new docs/benchmarks.json
+	@# A missed target is an end of 1, and a run all the same: only one without results is dropped.
+	$(BIN)/rollout-router bench --json --evidence docs/benchmarks.md $(ARGS) >docs/benchmarks.new; \
+		code=$$?; test ! -s docs/benchmarks.new || mv docs/benchmarks.new docs/benchmarks.json; \
+		rm -f docs/benchmarks.new; exit $$code
 
 conformance: setup
 	$(BIN)/rollout-router conformance $(ARGS)

@@ -9,11 +9,19 @@ __all__ = ["Table", "markdown"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Table:
-    """Text in rows and columns."""
+    """Text in rows and columns.
+
+    Raises:
+        ValueError: a row has another number of cells than there are columns.
+    """
 
     title: str
     columns: Sequence[str]
     rows: Sequence[Sequence[str]]
+
+    def __post_init__(self) -> None:
+        if any(len(row) != len(self.columns) for row in self.rows):
+            raise ValueError(f"{self.title}: not every row has {len(self.columns)} cells")
 
 
 def markdown(table: Table) -> str:

@@ -1,10 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Reads what a shim wrote of the times of its calls (``--timings-file``). Pure."""
 
-from collections.abc import Mapping
+import json
+from collections import defaultdict
+from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-__all__ = ["GYM", "SANDBOX", "stages_of"]
+__all__ = ["GYM", "SANDBOX", "by_rollout", "stages_of"]
 
 SANDBOX: Final[Mapping[str, str]] = {
     "sandbox local hop": "local_hop_ms",
@@ -16,6 +18,18 @@ SANDBOX: Final[Mapping[str, str]] = {
 _GYM: Final = ("claim", "admission", "read", "hop", "rebuild")
 GYM: Final = (*(f"gym {name}" for name in _GYM), "gym other")
 """The stages on the gym's side, for a gateway that tells them (``serve --server-timing``)."""
+
+
+def by_rollout(lines: Iterable[str]) -> dict[str, list[dict[str, Any]]]:
+    """The calls of each rollout, as the lines of the file tell them, in their order.
+
+    Raises:
+        KeyError, ValueError: one is no such line.
+    """
+    calls: dict[str, list[dict[str, Any]]] = defaultdict(list)
+    for call in map(json.loads, lines):
+        calls[call["rollout"]].append(call)
+    return calls
 
 
 def stages_of(call: Mapping[str, Any]) -> dict[str, float]:

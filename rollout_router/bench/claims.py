@@ -54,11 +54,10 @@ class StoreCosts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClaimCosts(Part):
-    """Each store, and which could not be measured, and why."""
+    """Each store."""
 
     rounds: int
     stores: list[StoreCosts]
-    notes: list[str]
 
     def tables(self) -> list[Table]:
         """A table of the stages each."""

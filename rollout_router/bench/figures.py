@@ -6,7 +6,7 @@ A part is a frozen dataclass, so that all its figures are JSON as they are.
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final, Literal
 
 from rollout_router.bench.measure import Measured
@@ -32,6 +32,8 @@ class Target:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Part(ABC):
     """What one part of the benchmark found; all its fields are JSON, or dataclasses of it."""
+
+    notes: list[str] = field(default_factory=list)  # what could not be measured, and why
 
     @abstractmethod
     def tables(self) -> list[Table]:

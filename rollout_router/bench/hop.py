@@ -38,7 +38,6 @@ class HopCosts(Part):
     rounds: int
     stages: list[Measured]  # time
     cpu: list[Measured]  # processor time of the clients' process, from rounds of their own
-    notes: list[str]  # which client was left out, and why
 
     def tables(self) -> list[Table]:
         """A table of the stages each."""

@@ -13,10 +13,8 @@ at one size take turns in each round. Afterwards each shim tells how it sent eac
 otherwise, there are no results.
 """
 
-import json
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -36,8 +34,10 @@ from rollout_router.bench.measure import (
     take_rounds,
 )
 from rollout_router.bench.slow_link import SLOW, slow_url
-from rollout_router.processes import Gateway, Shim
+from rollout_router.bench.workers import started
+from rollout_router.processes import Shim
 from rollout_router.tables import Table
+from rollout_router.timings import by_rollout
 from rollout_router.transport.sandbox.client import Sent
 
 __all__ = ["PathCosts", "PathTurns", "run_path"]
@@ -45,7 +45,6 @@ __all__ = ["PathCosts", "PathTurns", "run_path"]
 LinkName = Literal["loopback", "slow"]
 Client = Literal["kept", "new"]
 
-_APP: Final = "rollout_router.bench.app:app"
 _OFF: Final = ("--no-history-delta", "--route-always")
 _WARM_UPS: Final = 1
 _SLOW_ROUNDS_MAX: Final = 9
@@ -171,13 +170,11 @@ class _Way:
     def check(self, rounds: int) -> None:
         """Stop the shim: it sent what the stages are named after, call by call."""
         self.shim.service.stop()
-        calls: dict[str, list[str]] = defaultdict(list)
-        for line in map(json.loads, self.timings.read_text().splitlines()):
-            calls[line["rollout"]].append(line["sent"])
         then = Sent.FRAME if self.deltas else Sent.FULL
         expected = [then.value] * (_WARM_UPS + rounds)
-        for rollout_id, (_, *sent) in calls.items():
-            if sent != expected:
+        lines = self.timings.read_text().splitlines()
+        for rollout_id, (_, *calls) in by_rollout(lines).items():
+            if (sent := [call["sent"] for call in calls]) != expected:
                 raise BenchFailed(f"{rollout_id}: the shim sent {sent}, not {expected}")
 
     def _kept(self, stack: ExitStack) -> "_Post":
@@ -212,9 +209,7 @@ def _ways(folder: Path, stack: ExitStack, say: Callable[[str], None]) -> Iterato
     say("starting two gateways of two workers, a slow link to each, and four shims")
     for deltas in (False, True):
         name = "on" if deltas else "off"
-        (folder / name).mkdir()
-        gateway = Gateway(folder / name, "--app", _APP, *(() if deltas else _OFF))
-        stack.callback(gateway.service.stop)
+        gateway = started(stack, folder / name, *(() if deltas else _OFF))
         for link in get_args(LinkName):
             url = gateway.url if link == "loopback" else slow_url(gateway.url, folder, stack)
             timings = folder / f"{link}-{name}.jsonl"

@@ -1,13 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The least that a sandbox side could do: take in a body on a bare socket, and hash it once.
 
-    python -m rollout_router.bench.receive --parent-pid PID
-
-Its first line of output is ``{"url": …}``. It ends with SIGTERM, or with the process *PID*.
+``python -m … PARENT`` says ``{"url": …}``, and ends with SIGTERM or with the process PARENT.
 """
 
 import hashlib
 import json
+import signal
 import socket
 import sys
 from typing import Final
@@ -48,7 +47,8 @@ def _read(connection: socket.socket, received: bytes) -> bytes:
 
 
 if __name__ == "__main__":
-    terminate_with(int(sys.argv[2]))
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(0))
+    terminate_with(int(sys.argv[1]))
     with socket.create_server(("127.0.0.1", 0)) as bound:
         sys.stdout.write(json.dumps({"url": f"http://127.0.0.1:{bound.getsockname()[1]}"}) + "\n")
         sys.stdout.flush()

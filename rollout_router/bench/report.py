@@ -10,9 +10,10 @@ from rollout_router.bench.guard import recorded
 from rollout_router.bench.measure import Measured
 from rollout_router.tables import Table, markdown
 
-__all__ = ["SCHEMA", "document", "missed", "page", "tables"]
+__all__ = ["SCHEMA", "document", "missed", "notes", "page", "tables"]
 
 SCHEMA: Final = 2
+_WHOLE_FROM: Final = 1000
 _INTRODUCTION: Final = """\
 # Benchmarks
 
@@ -23,9 +24,7 @@ to a reference **of the same run**: they survive a change of machine, the times 
 """
 
 
-def document(
-    machine: Mapping[str, Any], parts: Mapping[str, Part], notes: Iterable[str]
-) -> dict[str, Any]:
+def document(machine: Mapping[str, Any], parts: Mapping[str, Part]) -> dict[str, Any]:
     """Everything that was measured, as JSON; parts that were left out are not in it."""
     stages: dict[str, Measured] = {}
     for part in parts.values():
@@ -33,7 +32,7 @@ def document(
     return {
         "schema": SCHEMA,
         "machine": dict(machine),
-        "notes": list(notes),
+        "notes": notes(parts.values()),
         "targets": [asdict(target) for part in parts.values() for target in part.targets()],
         "ratios": recorded(stages),
         "parts": {name: asdict(part) for name, part in parts.items()},
@@ -52,16 +51,23 @@ def missed(parts: Iterable[Part]) -> list[str]:
     """A line for people for each target that was missed."""
     targets = [target for part in parts for target in part.targets()]
     return [
-        f"target missed: {target.name} is {target.value:.3g}, {target.kind} {target.bound:g}"
+        f"target missed: {target.name} is {_figure(target.value)}, {target.kind} "
+        f"{_figure(target.bound)}"
         for target in targets
         if not target.met
     ]
 
 
-def page(machine: Mapping[str, Any], parts: Iterable[Part], notes: Iterable[str]) -> str:
+def notes(parts: Iterable[Part]) -> list[str]:
+    """What could not be measured, and why."""
+    return [note for part in parts for note in part.notes]
+
+
+def page(machine: Mapping[str, Any], parts: Iterable[Part]) -> str:
     """The run as a page of Markdown."""
+    parts = list(parts)
     lines = [f"- {name}: {value}" for name, value in machine.items()]
-    lines += [f"- {note}" for note in notes]
+    lines += [f"- {note}" for note in notes(parts)]
     return _INTRODUCTION + "\n".join(
         ["## Machine and configuration", "", *lines, "", *map(markdown, tables(parts))]
     )
@@ -71,10 +77,15 @@ def _targets(targets: Iterable[Target]) -> Table:
     rows = [
         [
             target.name,
-            f"{target.value:.3g}",
-            f"{target.kind} {target.bound:g}",
+            _figure(target.value),
+            f"{target.kind} {_figure(target.bound)}",
             "met" if target.met else "MISSED",
         ]
         for target in targets
     ]
     return Table(title="Targets", columns=["what", "measured", "has to be", ""], rows=rows)
+
+
+def _figure(value: float) -> str:
+    """Three digits of a ratio; of bytes all."""
+    return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:.3g}"

@@ -34,14 +34,12 @@ from rollout_router.bench.cpu import cpu_clock_s
 from rollout_router.bench.figures import Part, Target, at_most
 from rollout_router.bench.measure import Measured, Stage, run_rounds
 from rollout_router.bench.streams import StreamCosts, measure_streams
-from rollout_router.bench.workers import pids_of, resident_bytes
-from rollout_router.processes import Gateway
+from rollout_router.bench.workers import pids_of, resident_bytes, started
 from rollout_router.tables import Table
 from rollout_router.transport.sandbox.wire import HISTORY_HEADER, KEEP, KEPT
 
 __all__ = ["CallCosts", "IdleCosts", "ScaleCosts", "run_scale"]
 
-_APP: Final = ("--app", "rollout_router.bench.app:app")
 _BODY: Final = bytes(5_000)
 _IN_FLIGHT: Final = 64
 _CALLS_EACH: Final = 4
@@ -113,7 +111,7 @@ class ScaleCosts(Part):
             Table(
                 title=f"Calls by workers, {_IN_FLIGHT} in flight, on {self.cpus} processors",
                 columns=[
-                    "workers",
+                    *("workers", "rollouts", "forwarded"),
                     "calls/s",
                     "µs a call",
                     "times one worker",
@@ -212,7 +210,7 @@ def _measure_calls(folder: Path, workers: Sequence[int]) -> list[CallCosts]:
         crowds: list[_Crowd] = []
         pids: list[int] = []
         for number in workers:
-            gateway = _gateway(folder / str(number), stack, number)
+            gateway = started(stack, folder / str(number), "--workers", str(number))
             pids += pids_of(gateway)
             made = runner.run(closing.enter_async_context(callers(gateway.url, _IN_FLIGHT)))
             crowds += runner.run(_crowds(made, number))
@@ -278,7 +276,7 @@ async def _all(made: Sequence[Caller], requests: Sequence[Sequence[bytes]]) -> N
 def _measure_idle(folder: Path, rollouts: int) -> IdleCosts:
     with ExitStack() as stack:
         most = str(rollouts + _FIRST_ROLLOUTS)
-        gateway = _gateway(folder / "1", stack, 1, "--history-rollouts", most)
+        gateway = started(stack, folder / "1", "--workers", "1", "--history-rollouts", most)
         asyncio.run(_create(gateway.url, "first", _FIRST_ROLLOUTS))
         before_bytes, begin_s = resident_bytes(gateway), time.perf_counter()
         asyncio.run(_create(gateway.url, "idle", rollouts))
@@ -299,10 +297,3 @@ async def _create(url: str, name: str, rollouts: int) -> None:
     ]
     async with callers(url, _CREATORS) as made:
         await _all(made, requests)
-
-
-def _gateway(folder: Path, stack: ExitStack, workers: int, *arguments: str) -> Gateway:
-    folder.mkdir()
-    gateway = Gateway(folder, *_APP, "--workers", str(workers), *arguments)
-    stack.callback(gateway.service.stop)
-    return gateway

@@ -6,12 +6,11 @@ import os
 import sys
 import tempfile
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from rollout_router.bench import receive
 from rollout_router.bench.bodies import TURNS, Conversation
@@ -28,14 +27,15 @@ from rollout_router.bench.rooms import (
     claim_stages,
     history_stages,
 )
+from rollout_router.bench.workers import started
 from rollout_router.claims import FileClaimStore, LifeLock, new_nonce
-from rollout_router.processes import Gateway, Service, Shim
+from rollout_router.processes import Service, Shim
 from rollout_router.tables import Table
-from rollout_router.timings import GYM, SANDBOX, stages_of
+from rollout_router.timings import GYM, SANDBOX, by_rollout, stages_of
+from rollout_router.transport.sandbox.client import Sent
 
 __all__ = ["Sized", "TurnCosts", "run_turns"]
 
-_APP: Final = "rollout_router.bench.app:app"
 _WARM_UPS: Final = 5
 _HOP: Final = "gym hop"
 _MEGABYTE: Final = 1_000_000
@@ -195,13 +195,13 @@ def _ways(folder: Path, timings: Path, say: Callable[[str], None]) -> Iterator[t
     """Everything that runs, and a connection for each way that a call can go."""
     with ExitStack() as stack:
         say("starting two gateways of two workers, and a shim")
-        routed = _gateway(stack, folder / "on", "--server-timing")
-        unrouted = _gateway(stack, folder / "off", "--no-history-delta")
+        routed = started(stack, folder / "on", "--server-timing")
+        unrouted = started(stack, folder / "off", "--no-history-delta")
         shim = Shim(folder, routed.url, "--timings-file", str(timings))
         stack.callback(shim.service.stop)
-        program = [sys.executable, "-P", "-m", receive.__name__, "--parent-pid", str(os.getpid())]
+        program = [sys.executable, "-P", "-m", receive.__name__, str(os.getpid())]
         bare = Service("the bare receiver", program, log=folder / "bare.log", apart=False)
-        stack.callback(bare.process.kill)  # it waits in accept, and has nothing to end
+        stack.callback(bare.stop)
         bare_url = json.loads(bare.wait_line(receive.READY))["url"]
         store = FileClaimStore.open(folder / "claims", service="bench")
         life = LifeLock.acquire(store, nonce=new_nonce(), socket=str(folder / "none.sock"))
@@ -220,19 +220,11 @@ def _ways(folder: Path, timings: Path, say: Callable[[str], None]) -> Iterator[t
         yield ways, _Rooms(store=store, life=life, records=folder / "records", cpu_s=cpu_s)
 
 
-def _gateway(stack: ExitStack, folder: Path, *arguments: str) -> Gateway:
-    folder.mkdir()
-    gateway = Gateway(folder, "--app", _APP, *arguments)
-    stack.callback(gateway.service.stop)
-    return gateway
-
-
 def _lines(timings: Path) -> dict[str, list[Mapping[str, float]]]:
     """What the shim wrote of each rollout's calls but the first, which all went as frames."""
-    lines: dict[str, list[dict[str, Any]]] = defaultdict(list)
-    for line in map(json.loads, timings.read_text().splitlines()):
-        lines[line["rollout"]].append(line)
-    for rollout_id, (_, *others) in lines.items():
-        if {line["sent"] for line in others} - {"frame"}:
+    found: dict[str, list[Mapping[str, float]]] = {}
+    for rollout_id, (_, *calls) in by_rollout(timings.read_text().splitlines()).items():
+        if {call["sent"] for call in calls} - {Sent.FRAME.value}:
             raise BenchFailed(f"the shim did not send frames for {rollout_id}")
-    return {rollout_id: list(map(stages_of, others)) for rollout_id, (_, *others) in lines.items()}
+        found[rollout_id] = list(map(stages_of, calls))
+    return found

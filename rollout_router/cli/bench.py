@@ -5,7 +5,6 @@ import json
 import logging
 import os
 import platform
-import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,8 +12,6 @@ from pathlib import Path
 from typing import Any, Final
 
 import click
-from rich.console import Console
-from rich.table import Table as Shown
 
 from rollout_router import __version__
 from rollout_router.bench.bases import run_bases
@@ -26,7 +23,7 @@ from rollout_router.bench.figures import Part
 from rollout_router.bench.guard import grown
 from rollout_router.bench.hop import run_hop
 from rollout_router.bench.path import run_path
-from rollout_router.bench.report import document, missed, page, tables
+from rollout_router.bench.report import document, missed, notes, page, tables
 from rollout_router.bench.scale import run_scale
 from rollout_router.bench.start import run_start
 from rollout_router.bench.turns import run_turns
@@ -34,7 +31,7 @@ from rollout_router.bench.volume import run_volume
 from rollout_router.claims import ClaimsError, Host
 from rollout_router.cli.flags import ExitCode, flag, json_flag
 from rollout_router.cli.interrupts import unwound_by_signals
-from rollout_router.cli.terminal import printable
+from rollout_router.cli.table_view import print_tables
 from rollout_router.processes import ServiceFailed
 
 __all__ = ["bench"]
@@ -43,8 +40,6 @@ _MUCH: Final = {"sizes": [100_000, 500_000, 1_000_000, 2_000_000], "claims": 10_
 _QUICK: Final = {"sizes": [100_000, 1_000_000], "claims": 100, "rounds": 15}
 _QUICK_PARTS: Final = ("turns", "claims", "hop", "deltas")
 _PATH_SIZES: Final = [100_000, 1_000_000]
-_WIDTH: Final = 160  # of tables that go into a file
-_NUMBER: Final = re.compile(r"[\d.,e+-]*")
 _CLAIM_ROUNDS: Final = 10
 """So many rounds of claims for one of turns: those take microseconds, these milliseconds."""
 
@@ -191,14 +186,14 @@ def bench(
     except ClaimsError as error:
         _say(f"the claims of the benchmark cannot be kept: {error}")
         sys.exit(ExitCode.REFUSED)
-    notes = [note for part in parts.values() for note in getattr(part, "notes", ())]
-    found = document(_machine(), parts, notes)
+    found = document(_machine(), parts)
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
-        _print(parts, notes)
+        machine = ", ".join(f"{name} {value}" for name, value in _machine().items())
+        print_tables(tables(parts.values()), [*notes(parts.values()), machine])
     if evidence:
-        evidence.write_text(page(_machine(), parts.values(), notes))
+        evidence.write_text(page(_machine(), parts.values()))
     wrong = missed(parts.values())
     if before is not None:
         try:
@@ -229,21 +224,6 @@ def _machine() -> dict[str, Any]:
         "python": platform.python_version(),
         "rollout_router": __version__,
     }
-
-
-def _print(parts: Mapping[str, Part], notes: list[str]) -> None:
-    console = Console(markup=False, width=None if sys.stdout.isatty() else _WIDTH)
-    for table in tables(parts.values()):
-        shown = Shown(title=table.title)
-        for place, column in enumerate(table.columns):
-            numbers = all(_NUMBER.fullmatch(row[place]) for row in table.rows)
-            shown.add_column(column, justify="right" if numbers else "left")
-        for row in table.rows:
-            shown.add_row(*map(printable, row))
-        console.print(shown)
-    for note in notes:
-        console.print(printable(note))
-    console.print(", ".join(f"{name} {value}" for name, value in _machine().items()))
 
 
 def _say(line: str) -> None:

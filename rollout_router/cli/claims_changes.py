@@ -40,7 +40,7 @@ from rollout_router.cli.flags import (
 )
 from rollout_router.cli.terminal import printable
 
-__all__ = ["force", "open_to_change", "reap"]
+__all__ = ["force", "open_for", "reap"]
 
 _NAMED_MAX: Final = 20
 """How many of a kind are named to people; documents name all."""
@@ -75,7 +75,7 @@ def force(
         raise click.UsageError(f"{rollout_id!r} is no rollout id")
     fenced = None
     with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
-        store = _open(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
+        store = open_for(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
         found = store.forceable(rollout_id, expect_epoch=expect_epoch)
         if yes:
             fenced = store.force(rollout_id, expect_epoch=expect_epoch, reason=reason)
@@ -134,7 +134,7 @@ def reap(
     if owner_missing is not None and tombstones_older_than is not None:
         raise click.UsageError("--owner-missing and --tombstones-older-than exclude each other")
     with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
-        store = _open(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
+        store = open_for(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
         if owner_missing is None:
             age = timedelta.max if tombstones_older_than is None else tombstones_older_than
             cleared, unreadable, failed, ended = _sweep(store, yes=yes, tombstone_age_max=age)
@@ -212,17 +212,13 @@ def _say(what: str, names: list[str]) -> None:
     click.echo(f"{what}: {len(names)}{': ' if names else ''}{shown}{more}")
 
 
-def open_to_change(state_dir: Path, *, allow_network_fs: bool) -> FileClaimStore:
-    """The store, to change it; exits with a message where a worker would be refused it too."""
+def open_for(state_dir: Path, *, to_change: bool, allow_network_fs: bool) -> FileClaimStore:
+    """The store; exits with a message where it is refused, to change it as to a worker."""
+    if not to_change:
+        with ended_by(ClaimsError, ExitCode.REFUSED):
+            return FileClaimStore.inspect(state_dir)
     with ended_by(StoreRefused, ExitCode.REFUSED):
         return FileClaimStore.open(state_dir, service=None, allow_network_fs=allow_network_fs)
-
-
-def _open(state_dir: Path, *, to_change: bool, allow_network_fs: bool) -> FileClaimStore:
-    if to_change:
-        return open_to_change(state_dir, allow_network_fs=allow_network_fs)
-    with ended_by(ClaimsError, ExitCode.REFUSED):
-        return FileClaimStore.inspect(state_dir)
 
 
 def _what_force_does(rollout_id: str, found: Claim | None) -> str:

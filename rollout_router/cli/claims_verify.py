@@ -21,7 +21,7 @@ from rollout_router.claims import (
     inspect_store,
     repair,
 )
-from rollout_router.cli.claims_changes import open_to_change
+from rollout_router.cli.claims_changes import open_for
 from rollout_router.cli.claims_view import progress
 from rollout_router.cli.flags import (
     SCHEMA,
@@ -55,12 +55,9 @@ def verify(*, mend: bool, allow_network_fs: bool, state_dir: Path, as_json: bool
     """
     mended: tuple[Unreadable, ...] = ()
     with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
+        store = open_for(state_dir, to_change=mend, allow_network_fs=allow_network_fs)
         if mend:
-            store = open_to_change(state_dir, allow_network_fs=allow_network_fs)
             mended = repair(store, behind=_look(store).behind)
-        else:
-            with ended_by(ClaimsError, ExitCode.REFUSED):
-                store = FileClaimStore.inspect(state_dir)
         wrong = _look(store).findings
     if as_json:
         document = {

@@ -17,13 +17,12 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 import click
-from rich.console import Console
-from rich.table import Table as Shown
 
 import rollout_router
 from rollout_router.cli.flags import ExitCode, flag, json_flag
 from rollout_router.cli.interrupts import unwound_by_signals
-from rollout_router.cli.terminal import printable, printable_lines
+from rollout_router.cli.table_view import print_tables
+from rollout_router.cli.terminal import printable_lines
 from rollout_router.harness import HARNESSES
 from rollout_router.harness.compare import Failure, Run
 from rollout_router.harness.install import CannotInstall, install
@@ -36,8 +35,6 @@ from rollout_router.harness.scenario import SCENARIOS, Scenario
 from rollout_router.processes import ServiceFailed
 
 __all__ = ["conformance"]
-
-_WIDTH = 200  # of tables that go into a file
 
 
 class _Names(click.ParamType[list[str]]):
@@ -236,16 +233,8 @@ def _git(*arguments: str) -> str | None:
 
 
 def _print(found: list[dict[str, Any]]) -> None:
-    console = Console(markup=False, width=None if sys.stdout.isatty() else _WIDTH)
-    for table in tables(found):
-        shown = Shown(*table.columns, title=table.title)
-        for row in table.rows:
-            shown.add_row(*map(printable, row))
-        console.print(shown)
-    for line in findings(found):
-        console.print(f"different: {printable(line)}")
-    if not findings(found):
-        console.print("no difference: the same requests, tool calls, answers and ends")
+    fine = "no difference: the same requests, tool calls, answers and ends"
+    print_tables(tables(found), [f"different: {line}" for line in findings(found)] or [fine])
 
 
 def _say(line: str) -> None:

@@ -161,7 +161,7 @@ def _print(name: str, home: Path, pointed: Pointed) -> None:
             for path, text in pointed.setup.files.items()
         ),
         *("", "# The environment, beside PATH."),
-        *(f"export {name}={shlex.quote(v)}" for name, v in pointed.setup.environment.items()),
+        *(f"export {key}={shlex.quote(value)}" for key, value in pointed.setup.environment.items()),
         "",
         f"# {name}, calling {pointed.target.base_url} in the dialect {spoken}.",
         f"{shlex.join(pointed.command)} </dev/null",

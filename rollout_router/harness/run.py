@@ -21,7 +21,7 @@ from typing import Final
 
 import psutil
 
-from rollout_router.claims import ClaimsError, FileClaimStore
+from rollout_router.claims import ClaimReader, ClaimsError
 from rollout_router.harness.compare import Run
 from rollout_router.harness.elsewhere import NotPlaced, own_elsewhere
 from rollout_router.harness.isolation import adopting
@@ -196,7 +196,7 @@ def _kill_group(process: "subprocess.Popen[bytes]") -> None:
 def _kill_owner(gateway: Gateway, rollout_id: str) -> str:
     """Kill the worker that owns the rollout, as the store knows it; gives its id."""
     try:
-        store = FileClaimStore.inspect(gateway.state_dir)
+        store = ClaimReader.inspect(gateway.state_dir)
         claim = store.read(rollout_id)
         owner = store.owner(claim.owner.nonce) if claim is not None else None
         if owner is None:

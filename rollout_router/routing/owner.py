@@ -32,7 +32,7 @@ from rollout_router.routing.making import CLOSE_KEY, AnswerWatch
 from rollout_router.routing.ownership import Held
 from rollout_router.routing.tasks import Tasks
 from rollout_router.routing.worker import Worker
-from rollout_router.transport.sandbox.delta import common_prefix, common_suffix
+from rollout_router.transport.sandbox.delta import common_ends
 from rollout_router.transport.sandbox.frame import Frame, Malformed, TooLong, parse_frame, rebuild
 
 __all__ = ["serve_held"]
@@ -259,8 +259,7 @@ async def _origin(bases: CallHandle, body: bytes, frame: Frame | None) -> Origin
     digest, base = newest
 
     def compared() -> Origin:
-        head = common_prefix(base, body)
-        tail = common_suffix(base, body, head, head)
+        head, tail = common_ends(base, body)
         between = len(body) - head - tail
         return Origin(digest, [(0, head), (None, between), (len(base) - tail, tail)])
 

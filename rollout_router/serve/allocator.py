@@ -9,12 +9,14 @@ For a process of ours alone: a library does not change the allocator of a proces
 in. The figures are in docs/decisions/0015-glibc-keeps-what-a-worker-frees.md.
 """
 
+import asyncio
 import ctypes
 import os
 from typing import Any, Final
 
-__all__ = ["give_back_memory", "keep_freed_memory"]
+__all__ = ["give_back_memory", "keep_freed_memory", "keep_giving_back"]
 
+_GIVE_BACK_S: Final = 10.0  # between two times
 _MIB: Final = 1024 * 1024
 _THRESHOLDS: Final = {  # the numbers are those of malloc.h
     -3: 32 * _MIB,  # M_MMAP_THRESHOLD: a smaller buffer comes from the heap; the most glibc allows
@@ -46,6 +48,13 @@ def give_back_memory() -> None:
     trim = _function("malloc_trim", ctypes.c_size_t)
     if trim is not None:
         trim(0)
+
+
+async def keep_giving_back() -> None:
+    """Give back what is free every 10 seconds, until cancelled; the event loop goes on."""
+    while True:
+        await asyncio.sleep(_GIVE_BACK_S)
+        await asyncio.to_thread(give_back_memory)
 
 
 def _function(name: str, *arguments: Any) -> Any:

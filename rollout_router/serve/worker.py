@@ -32,7 +32,7 @@ from rollout_router.routing import Router
 from rollout_router.routing.headers import without
 from rollout_router.routing.limits import Limits
 from rollout_router.routing.workers_protocol import protocol_noting
-from rollout_router.serve.allocator import give_back_memory, keep_freed_memory
+from rollout_router.serve.allocator import keep_freed_memory, keep_giving_back
 from rollout_router.serve.compose import compose
 from rollout_router.serve.config import ServeConfig
 
@@ -40,8 +40,6 @@ __all__ = ["main"]
 
 KEEP_ALIVE_S: Final = 75
 """Longer than a client keeps an idle connection, so that the client is the one that closes it."""
-
-_GIVE_BACK_S: Final = 10.0  # between two times that free memory goes back to the kernel
 
 _CLOSE: Final = (b"connection", b"close")
 
@@ -66,12 +64,8 @@ class _Closing:
 class _WorkerServer(uvicorn.Server):
     """uvicorn, telling the supervisor when it answers and draining when the supervisor is gone."""
 
-    def __init__(
-        self, router: Router, config: ServeConfig, link: socket.socket, *, keeps_memory: bool
-    ) -> None:
+    def __init__(self, router: Router, config: ServeConfig, link: socket.socket) -> None:
         self._router = router
-        self._keeps_memory = keeps_memory
-        self._giving_back: asyncio.TimerHandle | None = None
         self._closing = _Closing(router)
         self._grace_s = config.keep_alive_grace_s
         self._link = link
@@ -102,16 +96,13 @@ class _WorkerServer(uvicorn.Server):
         ready = {"id": worker.id, "pid": worker.pid, "socket": str(worker.socket_path)}
         self._link.sendall(json.dumps(ready).encode() + b"\n")
         self._link.settimeout(0)
-        loop = asyncio.get_running_loop()
-        loop.add_reader(self._link, self._supervisor_said)
-        if self._keeps_memory:
-            self._giving_back = loop.call_later(_GIVE_BACK_S, self._give_back)
+        asyncio.get_running_loop().add_reader(self._link, self._supervisor_said)
+        if keep_freed_memory():
+            worker.tasks.spawn(keep_giving_back(), name="give back memory")
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         loop = asyncio.get_running_loop()
         loop.remove_reader(self._link)
-        if self._giving_back is not None:
-            self._giving_back.cancel()
         if self._router.worker is not None:
             deadline = self._router.worker.leave()  # now, not when its connections are gone
             self._closing.begun = True
@@ -128,11 +119,6 @@ class _WorkerServer(uvicorn.Server):
                 while self.server_state.connections:
                     self._connection_lost.clear()
                     await self._connection_lost.wait()
-
-    def _give_back(self) -> None:
-        loop = asyncio.get_running_loop()
-        loop.run_in_executor(None, give_back_memory)
-        self._giving_back = loop.call_later(_GIVE_BACK_S, self._give_back)
 
     def _supervisor_said(self) -> None:
         try:
@@ -166,7 +152,7 @@ def main(config: ServeConfig, listener: socket.socket, link: socket.socket) -> i
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_WithoutCuts())
     _raise_descriptor_limit()
-    server = _WorkerServer(compose(config), config, link, keeps_memory=keep_freed_memory())
+    server = _WorkerServer(compose(config), config, link)
     try:
         server.run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again that it stopped for

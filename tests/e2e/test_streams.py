@@ -6,16 +6,17 @@
 
 import asyncio
 import http.client
-import resource
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
-from contextlib import AsyncExitStack, closing, contextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, closing
 from statistics import quantiles
 
 import psutil
 import pytest
 from support.gateway import PATIENCE_S, Gateway, alone, wait_until
 from support.streaming_app import EVENTS, PIECE, event
+
+from rollout_router.bench.callers import many_descriptors
 
 STREAM_BYTES_MAX = 256 * 1024
 """What a stream in flight may cost both workers together, its connections and its rollout with it:
@@ -206,14 +207,3 @@ def _memory_bytes(gateway: Gateway) -> int:
 def _spread(times_s: list[float]) -> str:
     cuts = quantiles(times_s, n=100)
     return f"p50 {cuts[49] * 1000:.0f} ms, p99 {cuts[98] * 1000:.0f} ms"
-
-
-@contextmanager
-def many_descriptors() -> Iterator[None]:
-    """Allow this process as many as it may have, for a while."""
-    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -42,29 +42,9 @@ ROOMS = {
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},
     "integrations": {"asgi", "routing"},
     "demo": {"processes", "transport"},
-    "harness": {
-        "asgi",
-        "claims",
-        "errors",
-        "gateway",
-        "processes",
-        "tables",
-        "timings",
-        "transport",
-    },
+    "harness": {"asgi", "claims", "errors", "gateway", *FIGURES, "transport"},
     "operate": {"claims"},
-    "bench": {
-        *SHARED,
-        "claims",
-        "demo",
-        "gateway",
-        "history",
-        "processes",
-        "routing",
-        "tables",
-        "timings",
-        "transport",
-    },
+    "bench": {*SHARED, "claims", "demo", "gateway", "history", *FIGURES, "routing", "transport"},
 }
 ROOMS["cli"] = set(ROOMS)  # it stands before everything, and nothing knows it
 

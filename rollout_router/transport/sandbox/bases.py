@@ -147,12 +147,9 @@ def _may_share_more(base: bytes, body: bytes, ends: Tuple[int, int]) -> bool:
     """Whether *base* may have longer ends; looks at the bytes that those would have to hold."""
     head, tail = ends
     before, after = len(base) - tail - _CHANCE_BYTES, len(body) - tail - _CHANCE_BYTES
-    longer_head = (
-        len(base) > head
-        and base[max(0, head - _LOOK) : head + 1] == (body[max(0, head - _LOOK) : head + 1])
-    )
-    longer_tail = (
-        min(before, after) > 0
-        and base[before - 1 : before + _LOOK] == (body[after - 1 : after + _LOOK])
-    )
-    return longer_head or longer_tail
+    at = max(0, head - _LOOK)
+    if len(base) > head and base[at : head + 1] == body[at : head + 1]:
+        return True
+    if min(before, after) <= 0:
+        return False
+    return base[before - 1 : before + _LOOK] == body[after - 1 : after + _LOOK]

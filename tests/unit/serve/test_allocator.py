@@ -1,9 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is set in a process of its own: these thresholds cannot be read, nor taken back."""
 
+import asyncio
 import os
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 
 import pytest
@@ -64,3 +66,28 @@ def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr(os, "confstr", lambda _: None)
     assert allocator.keep_freed_memory() is False
     allocator.give_back_memory()
+
+
+def test_memory_is_given_back_again_and_again_beside_the_loop_until_it_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    threads: list[int] = []
+    monkeypatch.setattr(allocator, "_GIVE_BACK_S", 0)
+
+    async def run() -> None:
+        twice = asyncio.Event()
+        loop = asyncio.get_running_loop()
+
+        def given_back() -> None:
+            threads.append(threading.get_ident())
+            if len(threads) == 2:
+                loop.call_soon_threadsafe(twice.set)
+
+        monkeypatch.setattr(allocator, "give_back_memory", given_back)
+        async with asyncio.TaskGroup() as tasks:
+            giving_back = tasks.create_task(allocator.keep_giving_back())
+            await twice.wait()
+            giving_back.cancel()
+
+    asyncio.run(run())
+    assert threading.get_ident() not in threads
