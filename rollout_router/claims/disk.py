@@ -22,6 +22,7 @@ __all__ = [
     "publish",
     "read_capped",
     "read_fd",
+    "read_signed",
     "sync_directory",
     "write_all",
     "write_in_place",
@@ -83,6 +84,15 @@ def read_capped(path: str) -> bytes:
     fd = open_for_reading(path)
     try:
         return read_fd(fd)
+    finally:
+        close_unwritten(fd)
+
+
+def read_signed(path: str) -> tuple[os.stat_result, bytes]:
+    """As :func:`read_capped`, and what ``fstat`` showed of that very file before it was read."""
+    fd = open_for_reading(path)
+    try:
+        return os.fstat(fd), read_fd(fd)
     finally:
         close_unwritten(fd)
 

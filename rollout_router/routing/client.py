@@ -7,12 +7,14 @@ such a client the end of the connection is the end of the answer, so a cut would
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
-from typing import Final
+from collections.abc import AsyncIterator, Callable, Coroutine
+from typing import Any, Final
 
 from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.claims import Claim
 from rollout_router.errors import Refusal, ResponseCut
+from rollout_router.routing.gone import GONE_KEY, Gone
+from rollout_router.routing.guard import Stop
 from rollout_router.routing.headers import Headers, first, without
 
 __all__ = ["BUFFERED_ANSWER_BYTES_MAX", "READ_AHEAD_BYTES_MAX", "Client", "ClientGone"]
@@ -35,12 +37,13 @@ class Client:
     def __init__(self, scope: Scope, receive: Receive, send: Send) -> None:
         self._receive = receive
         self._send = send
+        self._told: Gone | None = scope.get(GONE_KEY)
         self._chunks: list[bytes] = []
         self._size_bytes = 0
-        announced = first(scope["headers"], b"content-length") or b""
-        self._announced_bytes = int(announced) if announced.isdigit() else 0
+        self._headers: Headers = scope["headers"]
         self.handed_on = False  # the body is being streamed: it cannot be routed again
-        self._whole = asyncio.Event()
+        self._whole = False
+        self._filled: asyncio.Event | None = None  # set when it is whole, where somebody waits
         self._reading = asyncio.Lock()  # the rest may be asked for while it is read ahead
         self._buffer: list[bytes] | None = [] if scope["http_version"] == "1.0" else None
         self._buffered_bytes = 0
@@ -53,7 +56,7 @@ class Client:
     @property
     def body_is_whole(self) -> bool:
         """True when every byte of the request body is in memory."""
-        return self._whole.is_set() and not self.handed_on
+        return self._whole and not self.handed_on
 
     async def read_body(self, *, bytes_max: int, claim: Claim) -> bytes:
         """The whole request body.
@@ -63,9 +66,11 @@ class Client:
                 body is read, and else the rest of the body was not read.
             ClientGone: the client left before its body was complete.
         """
-        if self._announced_bytes <= bytes_max:
+        announced = first(self._headers, b"content-length") or b""
+        announced_bytes = int(announced) if announced.isdigit() else 0
+        if announced_bytes <= bytes_max:
             await self.fill(bytes_max + 1)
-        if max(self._announced_bytes, self._size_bytes) > bytes_max:
+        if max(announced_bytes, self._size_bytes) > bytes_max:
             raise Refusal(
                 "body_too_large",
                 f"the request body of rollout {claim.rollout_id} is longer than {bytes_max} bytes",
@@ -80,7 +85,7 @@ class Client:
         Raises:
             ClientGone: the client left before that.
         """
-        while not self._whole.is_set() and self._size_bytes < bytes_enough:
+        while not self._whole and self._size_bytes < bytes_enough:
             async with self._reading:
                 await self._read_chunk()
 
@@ -92,7 +97,7 @@ class Client:
         """
         enough = self._size_bytes + READ_AHEAD_BYTES_MAX
         try:
-            while not self.handed_on and not self._whole.is_set() and self._size_bytes < enough:
+            while not self.handed_on and not self._whole and self._size_bytes < enough:
                 async with self._reading:
                     await self._read_chunk()
         except ClientGone:
@@ -110,24 +115,37 @@ class Client:
         ended = False
         while not ended:
             async with self._reading:
-                if len(self._chunks) == 1 and not self._whole.is_set():
+                if len(self._chunks) == 1 and not self._whole:
                     await self._read_chunk()
                 ahead, self._chunks[1:] = self._chunks[1:], []
-                ended = self._whole.is_set()
+                ended = self._whole
             for chunk in ahead:
                 yield chunk
 
-    async def watch(self, on_gone: Callable[[], None]) -> None:
+    def watching(self, on_gone: Callable[[], None]) -> Coroutine[Any, Any, None] | Stop:
         """Call *on_gone* if the client leaves before its answer is complete.
+
+        By its server, where that one tells; else by :meth:`watch`.
+        """
+        if self._told is None:
+            return self.watch(on_gone)
+
+        def left() -> None:
+            self._left(on_gone)
+
+        return self._told.listen(left)
+
+    async def watch(self, on_gone: Callable[[], None]) -> None:
+        """Wait at ``receive`` for the client to leave.
 
         Starts to watch when the body is whole: until then whoever reads the body notices.
         """
-        await self._whole.wait()
+        if not self._whole:
+            self._filled = asyncio.Event()
+            await self._filled.wait()
         while (await self._receive())["type"] != "http.disconnect":
             pass
-        self.gone.set()
-        if not self.complete:
-            on_gone()
+        self._left(on_gone)
 
     async def send(self, message: Message) -> None:
         """Pass one message of the answer on, and note how far the answer is."""
@@ -145,13 +163,20 @@ class Client:
         await self.send({"type": "http.response.start", "status": status, "headers": headers})
         await self.send({"type": "http.response.body", "body": body, "more_body": False})
 
+    def _left(self, on_gone: Callable[[], None]) -> None:
+        self.gone.set()
+        if not self.complete:
+            on_gone()
+
     async def _read_chunk(self) -> None:
         message = await self._receive()
         if message["type"] == "http.disconnect":
             self.gone.set()
             raise ClientGone
         if not message.get("more_body", False):
-            self._whole.set()
+            self._whole = True
+            if self._filled is not None:
+                self._filled.set()
         if chunk := message.get("body", b""):
             self._chunks.append(chunk)
             self._size_bytes += len(chunk)

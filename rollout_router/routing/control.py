@@ -13,6 +13,7 @@ import asyncio
 import http
 import json
 import signal
+from collections.abc import Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -28,10 +29,13 @@ WAIT_S_MAX: Final = 3600.0
 SCHEMA: Final = 1
 
 
-def is_control(scope: Scope) -> bool:
-    """Whether it is to the worker itself: no hop is, whatever a client wrote into it."""
-    headers = scope["headers"]
-    return wire.first(headers, wire.CONTROL) is not None and wire.first(headers, wire.HOP) is None
+def is_control(told: Mapping[bytes, bytes]) -> bool:
+    """Whether it is to the worker itself: no hop is, whatever a client wrote into it.
+
+    Args:
+        told: its headers, by name.
+    """
+    return wire.CONTROL in told and wire.HOP not in told
 
 
 async def answer_control(worker: Worker | None, scope: Scope, receive: Receive, send: Send) -> None:

@@ -2,6 +2,7 @@
 """One request of a rollout or session on its way through, and what its answer will carry of us."""
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.claims.record import Kind
@@ -12,6 +13,9 @@ from rollout_router.routing.hop_scope import HOP_KEY
 from rollout_router.routing.stages import SERVER_TIMING, Stage, Stages
 
 __all__ = ["Exchange", "Mark", "Progress", "is_frame"]
+
+_CONTENT_TYPE: Final = b"content-type"
+_CONTENT_TYPE_BYTES: Final = len(_CONTENT_TYPE)
 
 
 class Mark:
@@ -42,6 +46,7 @@ class Exchange:
     scope: Scope
     client: Client
     mark: Mark
+    is_frame: bool  # its body is a delta frame
     kind: Kind = "rollout"
     progress: Progress = field(default_factory=Progress)
     stages: Stages | None = None  # where they are timed
@@ -60,12 +65,14 @@ class Exchange:
     ) -> "Exchange":
         """Begin one; with *deltas*, every final answer to ``keep`` or to a frame is marked."""
         headers: Headers = scope["headers"]
-        asked = wire.first(headers, wire.HISTORY) == wire.KEEP or is_frame(headers)
+        frame = is_frame(headers)
+        asked = frame or wire.first(headers, wire.HISTORY) == wire.KEEP
         return cls(
             rollout_id=rollout_id,
             scope=scope,
             client=Client(scope, receive, send),
             mark=Mark(wanted=deltas and asked),
+            is_frame=frame,
             kind=kind,
             stages=Stages(wire.STAGES if HOP_KEY in scope else SERVER_TIMING) if timed else None,
         )
@@ -82,8 +89,11 @@ class Exchange:
 
 def is_frame(headers: Headers) -> bool:
     """True where the body is a delta frame."""
-    return any(
-        value.split(b";", 1)[0].strip().lower() == wire.FRAME_TYPE
-        for name, value in headers
-        if name.lower() == b"content-type"  # a second one must not hide the first
-    )
+    for name, value in headers:  # a second one must not hide the first
+        if (
+            len(name) == _CONTENT_TYPE_BYTES  # most names differ in it, which costs less to see
+            and name.lower() == _CONTENT_TYPE
+            and value.split(b";", 1)[0].strip().lower() == wire.FRAME_TYPE
+        ):
+            return True
+    return False

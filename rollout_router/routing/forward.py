@@ -50,6 +50,9 @@ PLACED_S_MAX: Final = 10.0
 """How long a worker may take to claim a rollout that was placed at it: twice the bounded wait for
 the lock of a stripe. Nothing ran by then, so the rollout is taken by whoever placed it."""
 
+_KEPT: Final = frozenset({b"content-type", b"cookie", wire.HISTORY})
+_OF_THE_HOP: Final = HOP_BY_HOP | {b"content-length", b"expect"}
+
 
 class NotDispatched(Exception):  # noqa: N818 - names what can be relied on
     """Nothing of the request can have run: the owner may be judged, and another route may follow.
@@ -161,10 +164,12 @@ class Hop:
 
     async def _head(self, target: Target) -> HopResponse:
         try:
+            request = self._request(target)
+            limit_s = PLACED_S_MAX if self._sent is Sent.NEW_HEAD else self._timeout_s
+            if limit_s is None and request.rest is None:  # no clock is needed
+                return await self._hops.send(target.socket, request)
             async with self._clock:
-                request = self._request(target)
-                new = self._sent is Sent.NEW_HEAD
-                self._wind(PLACED_S_MAX if new else self._timeout_s)
+                self._wind(limit_s)
                 return await self._hops.send(target.socket, request)
         except ConnectFailed as error:
             self._sent = Sent.NEW_NOTHING if self._sent is Sent.NEW_HEAD else Sent.NOTHING
@@ -253,19 +258,23 @@ class Hop:
                 ],
             }
         )
-        try:
-            async for chunk in response.body():
-                await self._client.send(
-                    {"type": "http.response.body", "body": chunk, "more_body": True}
-                )
-        except HopLost as error:
-            raise self._lost(error, target) from error
-        await self._client.send({"type": "http.response.body", "body": b"", "more_body": False})
+        last = response.whole()
+        if last is None:
+            try:
+                async for chunk in response.body():
+                    await self._client.send(
+                        {"type": "http.response.body", "body": chunk, "more_body": True}
+                    )
+            except HopLost as error:
+                raise self._lost(error, target) from error
+        await self._client.send(
+            {"type": "http.response.body", "body": last or b"", "more_body": False}
+        )
 
     def _timing(self, headers: Headers) -> Headers:
         """The stages at both workers in one line, where the owner told its own."""
-        stages, told = self._exchange.stages, wire.first(headers, wire.STAGES)
-        if stages is None or told is None:
+        stages = self._exchange.stages
+        if stages is None or (told := wire.first(headers, wire.STAGES)) is None:
             return []
         stages.end_hop(told)
         return self._exchange.timing()
@@ -277,19 +286,20 @@ def _of_the_message(headers: Headers, identity: bytes) -> Headers:
     What tells a frame from a body, asks for history or names the rollout is never dropped. Of ours
     nothing else may pass: the private socket believes what it is told.
     """
-    kept = {b"content-type", b"cookie", wire.HISTORY, identity}
-    named = {
-        token.strip().lower()
-        for key, value in headers
-        if key.lower() == b"connection"
-        for token in value.split(b",")
-    }
-    dropped = HOP_BY_HOP | (named - kept) | {b"content-length", b"expect"}
-    return [
-        (key, value)
-        for key, value in headers
-        if (name := key.lower()) in kept or not (name in dropped or name.startswith(b"rollout-"))
-    ]
+    passed, named = [], b""
+    kept = _KEPT | {identity}
+    for header in headers:
+        name = header[0].lower()
+        if name in kept:
+            passed.append(header)
+        elif name == b"connection":
+            named += b"," + header[1]
+        elif not (name in _OF_THE_HOP or name.startswith(b"rollout-")):
+            passed.append(header)
+    if not named:
+        return passed
+    dropped = {token.strip().lower() for token in named.split(b",")} - kept
+    return [header for header in passed if header[0].lower() not in dropped]
 
 
 def _target(scope: Scope) -> bytes:

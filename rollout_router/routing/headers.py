@@ -21,6 +21,7 @@ __all__ = [
     "WORKER",
     "Headers",
     "first",
+    "firsts",
     "without",
     "without_ours",
 ]
@@ -47,10 +48,16 @@ FRAME_TYPE: Final = b"application/vnd.rollout-delta"
 
 def first(headers: Iterable[tuple[bytes, bytes]], name: bytes) -> bytes | None:
     """The value of the first header *name* (lower case), or None."""
+    size = len(name)  # most names differ in it, which costs less to see
     for key, value in headers:
-        if key.lower() == name:
+        if len(key) == size and key.lower() == name:
             return value
     return None
+
+
+def firsts(headers: Headers) -> dict[bytes, bytes]:
+    """The value of the first header of each name, in lower case: to look for several of them."""
+    return {key.lower(): value for key, value in reversed(headers)}
 
 
 def without(headers: Iterable[tuple[bytes, bytes]], *names: bytes) -> Headers:

@@ -30,27 +30,31 @@ def scope_headers(scope: Scope) -> Headers:
     return sent
 
 
-def completed(scope: Scope, *, state: Mapping[str, Any] | None) -> Scope:
+def completed(
+    scope: Scope, told: Mapping[bytes, bytes], *, state: Mapping[str, Any] | None
+) -> Scope:
     """The scope of a hop as the owner's public server would have made it.
 
     Args:
         scope: as it came over the private socket.
+        told: its headers, by name.
         state: the state of the owner's lifespan; None where its server has none.
     """
     headers: Headers = scope["headers"]
-    client = (wire.first(headers, wire.CLIENT) or b"").decode("latin-1").rpartition(" ")
+    client = told.get(wire.CLIENT, b"").decode("latin-1").rpartition(" ")
     known = client[2].isdigit()
-    told = wire.without(headers, b"expect")  # the client's own was answered
-    if (length := wire.first(headers, wire.EMPTY_BODY)) is not None:
-        told = wire.without(told, b"transfer-encoding")
-        told += [(b"content-length", length)] if length else []
+    if b"expect" in told:  # the client's own was answered
+        headers = wire.without(headers, b"expect")
+    if (length := told.get(wire.EMPTY_BODY)) is not None:
+        headers = wire.without(headers, b"transfer-encoding")
+        headers += [(b"content-length", length)] if length else []
     full = {
         **scope,
-        "headers": told,
+        "headers": headers,
         HOP_KEY: True,
         "client": (client[0], int(client[2])) if known else None,
-        "scheme": (wire.first(headers, wire.SCHEME) or b"http").decode("latin-1"),
-        "root_path": unquote((wire.first(headers, wire.ROOT_PATH) or b"").decode("latin-1")),
+        "scheme": told.get(wire.SCHEME, b"http").decode("latin-1"),
+        "root_path": unquote(told.get(wire.ROOT_PATH, b"").decode("latin-1")),
     }
     if state is not None:
         full["state"] = dict(state)

@@ -25,7 +25,7 @@ from rollout_router.history import CallHandle, Origin
 from rollout_router.metrics import FENCED
 from rollout_router.routing import headers as wire
 from rollout_router.routing.completion import HELD_S_MAX, Completion
-from rollout_router.routing.exchange import Exchange, is_frame
+from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.headers import Headers
 from rollout_router.routing.keys import KEY_HEADERS
 from rollout_router.routing.making import CLOSE_KEY, AnswerWatch
@@ -72,7 +72,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     worker.admission.check(claim.rollout_id, claim_epoch=claim.claim_epoch)
     exchange.passed("admission")
     digest, frame = "", None
-    if is_frame(headers):
+    if exchange.is_frame:
         frame, body = await _rebuilt(body, held.call, exchange, settings.body_bytes_max)
         headers = _restored(headers, frame, len(body))
         digest = frame.target

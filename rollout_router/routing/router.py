@@ -77,10 +77,11 @@ class Router:
 
     async def _hop(self, scope: Scope, receive: Receive, send: Send) -> None:
         """What came over the private socket goes through every layer, as a local request does."""
-        if scope["type"] == "http" and is_control(scope):
+        told = wire.firsts(scope["headers"])
+        if is_control(told):
             await answer_control(self.worker, scope, receive, send)
             return
-        await (self._outermost or self)(completed(scope, state=self.state), receive, send)
+        await (self._outermost or self)(completed(scope, told, state=self.state), receive, send)
 
     def _identify(self, scope: Scope) -> Rollout | InvalidIdentity | None:
         return identify(
@@ -156,7 +157,7 @@ class Router:
                 f"the API key of this call is not the key of rollout {rollout_id}",
                 rollout_id=rollout_id,
             )
-        if is_frame(headers) and (rollout_id is None or not self.settings.history_delta):
+        if (rollout_id is None or not self.settings.history_delta) and is_frame(headers):
             return Refusal(
                 "delta_unsupported",
                 "deltas are off here, or the request names no rollout; send the body in full",
@@ -308,7 +309,7 @@ async def _answered(worker: Worker, exchange: Exchange, work: Coroutine[Any, Any
     """Do the work of an exchange while its client is there, and answer what is refused."""
     client = exchange.client
     try:
-        async with guarded(worker.tasks, {client.watch: ClientGone()}):
+        async with guarded(worker.tasks, {client.watching: ClientGone()}):
             await work
     except ClaimsError as error:
         await _refuse(exchange, _store_unavailable(error, exchange.rollout_id), worker)

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
@@ -34,6 +35,7 @@ from rollout_router.claims import (
 from rollout_router.history import History
 from rollout_router.metrics import SOCKET_REBINDS
 from rollout_router.routing.admission import Admission
+from rollout_router.routing.guard import Stop
 from rollout_router.routing.ownership import Ownership
 from rollout_router.routing.placing import Placing
 from rollout_router.routing.private import PrivateServer
@@ -58,6 +60,15 @@ LIFE_WATCH_S: Final = 1.0
 """How often a forwarder that waits for an answer asks the owner's life lock."""
 
 _logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Waiting:
+    """A call that waits for an answer of *owner*."""
+
+    owner: Owner
+    rollout_id: str
+    on_death: Callable[[], None]
 
 
 class Worker:
@@ -105,6 +116,8 @@ class Worker:
         self._rebind_failed = False
         self._deadline: float | None = None
         self._identities: dict[str, OwnerIdentity] = {}
+        self._waiting: set[_Waiting] = set()
+        self._watching: asyncio.Task[None] | None = None
 
     @classmethod
     async def start(cls, settings: Settings, private_app: App) -> "Worker":
@@ -211,26 +224,49 @@ class Worker:
             self._identities[nonce] = found
         return self._identities[nonce]
 
-    async def watch_life(self, owner: Owner, rollout_id: str, on_death: Callable[[], None]) -> None:
-        """Call *on_death* once *owner* is proven dead (its life lock is free).
+    def watch_life(self, owner: Owner, rollout_id: str, on_death: Callable[[], None]) -> Stop:
+        """Call *on_death* once *owner* is proven dead (its life lock is free), until it is stopped.
 
+        One task asks for all calls that wait, and once for all that wait for the same owner.
         A sweeper may have found the proof first, and cleared what it was found by.
         """
+        waiting = _Waiting(owner, rollout_id, on_death)
+        self._waiting.add(waiting)
+        if self._watching is None or self._watching.done():
+            self._watching = self.tasks.spawn(self._watch_lives(), name="watching lives")
+        return partial(self._waiting.discard, waiting)
 
-        def dead() -> bool:
-            return self.store.proof_of_death(owner) is not None or self._cleared(owner, rollout_id)
-
-        while True:
+    async def _watch_lives(self) -> None:
+        """Ask while somebody waits; whoever comes first begins anew."""
+        await asyncio.sleep(LIFE_WATCH_S)
+        while self._waiting:
+            asked = list(self._waiting)
+            dead = await self.ownership.in_thread(partial(self._dead, asked))
+            for waiting in self._waiting.intersection(dead):
+                waiting.on_death()
             await asyncio.sleep(LIFE_WATCH_S)
-            if await self.ownership.in_thread(dead):
-                on_death()
-                return
+
+    def _dead(self, asked: list["_Waiting"]) -> list["_Waiting"]:
+        """Those whose owner is dead. Runs in a thread."""
+        owners = {waiting.owner for waiting in asked}
+        dead = {owner for owner in owners if self.store.proof_of_death(owner) is not None}
+        gone = {owner for owner in owners - dead if not self._has_file(owner)}
+        return [
+            waiting
+            for waiting in asked
+            if waiting.owner in dead
+            or (waiting.owner in gone and self._cleared(waiting.owner, waiting.rollout_id))
+        ]
+
+    def _has_file(self, owner: Owner) -> bool:
+        try:
+            return self.store.owner(owner.nonce) is not None
+        except ClaimsError:  # it cannot be told
+            return True
 
     def _cleared(self, owner: Owner, rollout_id: str) -> bool:
-        """Whether *owner* has no file, and its claim, which goes first, is gone."""
+        """Whether the claim of *owner*, who has no file, is gone: it goes first."""
         try:
-            if self.store.owner(owner.nonce) is not None:
-                return False
             claim = self.store.read(rollout_id)
         except ClaimsError:  # it cannot be told
             return False

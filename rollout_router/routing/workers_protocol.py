@@ -25,6 +25,8 @@ from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.errors import Refusal
 from rollout_router.forked import close_in_children
 from rollout_router.routing.countdown import Countdown
+from rollout_router.routing.counted import Counted
+from rollout_router.routing.gone import GONE_KEY, Gone
 from rollout_router.routing.limits import TURNED_AWAY_MAX, Limits
 
 __all__ = ["LINGER_S", "WorkersProtocol", "protocol_noting"]
@@ -44,26 +46,6 @@ class Part(Enum):
     NOTHING = "nothing"
     HEAD = "head"
     BODY = "body"
-
-
-class _Counted:
-    """A transport that counts what was written to it."""
-
-    def __init__(self, bare: Any) -> None:
-        self.bare = bare
-        self._written_bytes = 0
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.bare, name)
-
-    def write(self, data: bytes) -> None:
-        self._written_bytes += len(data)
-        self.bare.write(data)
-
-    @property
-    def taken_bytes(self) -> int:
-        """So much of it the client's side has taken."""
-        return self._written_bytes - int(self.bare.get_write_buffer_size())
 
 
 class WorkersProtocol(HttpToolsProtocol):
@@ -93,13 +75,14 @@ class WorkersProtocol(HttpToolsProtocol):
         self._reading = Countdown(self.loop)
         self._taken_bytes = 0
         self._running: RequestResponseCycle | None = None  # ``cycle`` is the newest request's
+        self._gone: Gone | None = None  # of the request whose application began last
         self._ahead_bytes = 0  # that came while a request waited for the answer to another
 
     # The connection.
 
     def connection_made(self, transport: Any) -> None:
         """From now on a forked child closes it; beyond the bound it is turned away."""
-        self._counted = _Counted(transport)
+        self._counted = Counted(transport, self.loop)
         super().connection_made(self._counted)  # type: ignore[arg-type]
         close_in_children(transport)
         if len(self.connections) - len(self.turned_away) > self.limits.connections():
@@ -112,6 +95,8 @@ class WorkersProtocol(HttpToolsProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         """Nothing is waited for any more; it is among the server's connections no longer."""
         self._lost = True
+        if self._gone is not None:
+            self._gone.tell()
         self._end()
         self._arrival.cancel()
         self._reading.cancel()
@@ -125,6 +110,7 @@ class WorkersProtocol(HttpToolsProtocol):
     def handle_websocket_upgrade(self) -> None:
         """From here on the connection is another protocol's."""
         self._end()
+        self._counted.flush()
         self.transport = self._counted.bare
         super().handle_websocket_upgrade()
 
@@ -213,10 +199,12 @@ class WorkersProtocol(HttpToolsProtocol):
         super().on_body(body)
 
     def on_message_complete(self) -> None:
-        """A request is whole."""
+        """A request is whole. Nobody has to ask for more to learn that its client left."""
         self._progress = True
         self._part = Part.NOTHING
         super().on_message_complete()
+        if not self.pipeline:
+            self.flow.resume_reading()
 
     def send_400_response(self, msg: str) -> None:
         """What came is no request, or a callback refused it; uvicorn calls this for both."""
@@ -250,17 +238,23 @@ class WorkersProtocol(HttpToolsProtocol):
         else:
             self._arrival.start(self.limits.head_s_max, self.transport.close)
 
-    def timeout_keep_alive_handler(self) -> None:
-        """Not heeded: our own clock waits too, and sees when the loop was held up."""
-
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> Any:
         """Run the application, whose wait for the body of its request has a bound."""
+        scope[GONE_KEY] = self._gone = Gone()
+        # The request whose body is on its way is the newest one.
+        if self._part is Part.BODY and self.scope is scope:
+            receive = self._in_time(scope, receive)
+        try:
+            return await self._served(scope, receive, send)
+        finally:
+            self._watch_reader()
+
+    def _in_time(self, scope: Any, receive: Receive) -> Receive:
         limits, wait = self.limits, Countdown(self.loop)
         allowed_s = limits.body_stall_s_max
 
         async def receive_in_time() -> Message:
             nonlocal allowed_s
-            # The request whose body is on its way is the newest one.
             if self._part is not Part.BODY or self.scope is not scope:
                 return await receive()
             bound_s = max(0.0, min(limits.body_stall_s_max, allowed_s))
@@ -273,10 +267,7 @@ class WorkersProtocol(HttpToolsProtocol):
             allowed_s += len(message.get("body", b"")) / limits.body_bytes_per_s_min
             return message
 
-        try:
-            return await self._served(scope, receive_in_time, send)
-        finally:
-            self._watch_reader()
+        return receive_in_time
 
     def pause_writing(self) -> None:
         """The client does not read as fast as it is written to: its time begins."""
@@ -288,7 +279,11 @@ class WorkersProtocol(HttpToolsProtocol):
         """An answer is written; what must come next is waited for."""
         if self.pipeline:
             self._running = self.pipeline[-1][0]
-        super().on_response_complete()
+            super().on_response_complete()
+        else:  # as uvicorn's, without its keep-alive timer: ours sees when the loop was held up
+            self.server_state.total_requests += 1
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
         self._watch_reader()
         self._await_next()
 
@@ -296,12 +291,12 @@ class WorkersProtocol(HttpToolsProtocol):
         """Abort, unless the client takes something of what waits for it, and so on."""
         if self._lost or self._reading.running:
             return
-        self._taken_bytes = self._counted.taken_bytes
-        if self.transport.get_write_buffer_size():
+        self._taken_bytes = self._counted.taken_bytes()
+        if self._counted.get_write_buffer_size():
             self._reading.start(self.limits.answer_stall_s_max, self._look_at_reader)
 
     def _look_at_reader(self) -> None:
-        if self._counted.taken_bytes > self._taken_bytes:
+        if self._counted.taken_bytes() > self._taken_bytes:
             self._watch_reader()
         else:
             self.transport.abort()

@@ -85,6 +85,14 @@ class HopResponse:
         """
         return self
 
+    def whole(self) -> bytes | None:
+        """The body, in place of reading it, where all of it is here already; else None."""
+        if not self._answer.complete:
+            return None
+        body = self._answer.take()
+        self._settle()
+        return body
+
     def __aiter__(self) -> AsyncIterator[bytes]:
         return self
 

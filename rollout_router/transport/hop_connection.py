@@ -159,8 +159,7 @@ class HopConnection(asyncio.Protocol):
         if len(body) <= _JOINED_BYTES_MAX:
             self._transport.write(head + body)
         else:
-            self._transport.write(head)
-            self._transport.write(body)
+            self._transport.writelines([head, body])  # nobody waits for its end
 
     async def _until_answered(self, sending: Coroutine[Any, Any, None]) -> None:
         """Let a body be sent, until its owner answers."""

@@ -10,12 +10,15 @@ import pytest
 
 from rollout_router.claims import (
     Claim,
+    ClaimUnreadable,
     FileClaimStore,
     LifeLock,
     StoreUnavailable,
     Unreadable,
     code_of,
+    disk,
 )
+from rollout_router.claims import reader as module
 
 Live = Callable[[], LifeLock]
 
@@ -66,3 +69,49 @@ def test_c7_what_a_process_lacks_says_nothing_of_the_store(number: int) -> None:
 )
 def test_c5_what_a_file_gives_is_a_code_of_it(number: int, code: str) -> None:
     assert code_of(OSError(number, "")) == code
+
+
+def test_c5_a_claim_that_was_read_is_looked_at_and_read_again_once_it_changed(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first, second = live(), live()
+    store.take("r1", first.owner)
+    opened: list[str] = []
+
+    def counting(path: str) -> tuple[os.stat_result, bytes]:
+        opened.append(path)
+        return disk.read_signed(path)
+
+    reader = FileClaimStore.inspect(store.state_dir)
+    monkeypatch.setattr(module, "read_signed", counting)
+    claim = reader.read("r1")
+    assert [reader.read("r1"), reader.read("r1")] == [claim, claim]
+    path = store.path_of("r1")
+    assert opened == [path]
+    Path(path).chmod(0o640)  # another signature, the same record
+    assert reader.read("r1") == claim
+    assert len(opened) == 2
+    assert claim is not None
+    store.force("r1", expect_epoch=claim.claim_epoch, reason="the test said so")
+    assert reader.read("r1") is None
+    store.take("r1", second.owner)
+    moved = reader.read("r1")
+    assert moved is not None
+    assert (moved.owner, reader.read("r1")) == (second.owner, moved)
+    Path(path).write_bytes(b"damaged")
+    with pytest.raises(ClaimUnreadable):
+        reader.read("r1")
+    with pytest.raises(ClaimUnreadable):  # and is not remembered as what it was
+        reader.read("r1")
+
+
+def test_a_reader_remembers_a_bounded_number_of_claims(
+    store: FileClaimStore, live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "KNOWN_CLAIMS_MAX", 3)
+    owner = live().owner
+    reader = FileClaimStore.inspect(store.state_dir)
+    for number in range(7):
+        store.take(f"r{number}", owner)
+        assert reader.read(f"r{number}") == reader.read(f"r{number}")
+        assert len(reader._known) <= 3

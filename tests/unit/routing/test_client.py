@@ -11,6 +11,7 @@ from rollout_router.claims import Claim, Owner
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import client as module
 from rollout_router.routing.client import Client, ClientGone
+from rollout_router.routing.gone import GONE_KEY, Gone
 
 CLAIM = Claim(
     kind="rollout",
@@ -152,6 +153,25 @@ async def test_a_client_that_leaves_while_it_waits_is_told_once() -> None:
 
     assert told == ["gone"]
     assert client.gone.is_set()
+
+
+async def test_a_client_whose_server_tells_is_watched_without_a_task() -> None:
+    driven = Driven(b"ab")
+    driven.scope[GONE_KEY] = gone = Gone()
+    client = client_of(driven)
+    told: list[str] = []
+
+    stop = client.watching(lambda: told.append("gone"))
+    assert callable(stop)
+    gone.tell()
+    assert told == ["gone"]
+    assert client.gone.is_set()
+    stop()
+    await client.fill(1)
+    await client.answer(200, [], b"fine")
+    client.watching(lambda: told.append("late"))  # it has its answer: it may leave
+    assert told == ["gone"]
+    assert driven.reads == 1
 
 
 async def test_a_client_that_has_its_whole_answer_may_leave() -> None:

@@ -5,6 +5,7 @@ import asyncio
 import signal
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,15 @@ import pytest
 from support.metrics import counted
 from support.routing import PATIENCE_S, AppCall, Application, Client, Rig, answer, never
 
-from rollout_router.claims import Gate, StoreRefused, StoreUnavailable, Verdict, write_gate
+from rollout_router.claims import (
+    Gate,
+    Owner,
+    ProofOfDeath,
+    StoreRefused,
+    StoreUnavailable,
+    Verdict,
+    write_gate,
+)
 from rollout_router.history import Bounds
 from rollout_router.routing import Router
 from rollout_router.routing import worker as module
@@ -438,3 +447,40 @@ async def test_c3_while_an_application_keeps_all_its_threads_a_socket_is_bound_a
         await asyncio.gather(*busy)
 
     assert worker.socket_path.is_socket()
+
+
+async def test_c3_one_look_at_a_life_lock_serves_all_that_wait_for_its_owner(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "LIFE_WATCH_S", 0)
+    _, worker = await rig.start(Application())
+    owner, asked = rig.owner("r1"), []
+    prove, dead = worker.store.proof_of_death, asyncio.Event()
+    told: list[int] = []
+
+    def counting(of: Owner) -> ProofOfDeath | None:
+        asked.append(of)
+        return prove(of)
+
+    def tell(number: int) -> Callable[[], None]:
+        def on_death() -> None:
+            told.append(number)
+            stops[number]()  # as a call does that ends
+            if len(told) == 2:
+                dead.set()
+
+        return on_death
+
+    monkeypatch.setattr(worker.store, "proof_of_death", counting)
+    stops = [worker.watch_life(owner.life.owner, "r1", tell(number)) for number in range(3)]
+    stops[2]()  # that call has its answer
+    owner.die()
+    await dead.wait()
+    assert sorted(told) == [0, 1]
+    looks = len(asked)
+    assert worker._watching is not None
+    await worker._watching  # nobody waits: it ends by itself
+    assert len(asked) == looks
+    stop = worker.watch_life(owner.life.owner, "r1", dead.clear)  # and begins anew
+    assert not worker._watching.done()
+    stop()

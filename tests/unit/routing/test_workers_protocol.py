@@ -14,6 +14,7 @@ from support.wire import HIGH_WATER_BYTES, Server, settle
 
 from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.errors import ResponseCut
+from rollout_router.routing.gone import GONE_KEY
 from rollout_router.routing.limits import TURNED_AWAY_MAX
 from rollout_router.routing.workers_protocol import LINGER_S
 
@@ -536,6 +537,21 @@ async def test_r4_a_client_that_leaves_is_noticed_whatever_it_sent_ahead(name: s
         await client.leave()
         assert app.calls[0].cancelled.is_set()
     assert len(app.calls) == 1
+
+
+async def test_r4_a_client_that_leaves_is_told_to_who_waits_for_nothing_of_it() -> None:
+    told: list[str] = []
+    app = Application(never)
+    body = bytes(2 * HIGH_WATER_BYTES)
+    async with serving(app) as server:
+        client = server.connect()
+        await client.write(LINE + HOST + b"Content-Length: %d\r\n\r\n" % len(body))
+        await client.write(body)  # the application has it, and asks for no more
+        assert app.calls[0].body == body
+        assert not client.transport.paused, "a paused connection does not say that it ended"
+        app.calls[0].scope[GONE_KEY].listen(lambda: told.append("gone"))
+        await client.leave()
+    assert told == ["gone"]
 
 
 async def test_r4_a_client_that_leaves_amid_its_second_answer_of_three_is_noticed() -> None:
