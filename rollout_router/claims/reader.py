@@ -64,7 +64,7 @@ class ClaimReader:
         self.service: Final[str] = layout.format.service
         self.boot_id: Final[str] = layout.host.boot_id
         self.local: Final[bool] = layout.local
-        self._known: dict[str, tuple[Signature, Claim]] = {}  # by path; what was read last
+        self._known: dict[str, tuple[str, Signature, Claim]] = {}  # with its path, as read last
 
     @classmethod
     def inspect(cls, state_dir: Path, *, host: Host | None = None) -> Self:
@@ -85,17 +85,17 @@ class ClaimReader:
         A file is never written again once it has its name, and its signature is no other grant's,
         so that what it said is what it says. Memory holds ``KNOWN_CLAIMS_MAX`` of them.
         """
-        path = self.path_of(rollout_id)
-        known = self._known.get(path)
+        known = self._known.get(rollout_id)
         if known is not None:
+            path, signature, claim = known
             try:
                 found = os.stat(path, follow_symlinks=False)  # noqa: PTH116 - as in stands()
             except OSError:
                 found = None  # what that means is found out by opening it
-            if found is not None and known[0] == (found.st_ino, found.st_ctime_ns, found.st_size):
-                return known[1]
-            self._known.pop(path, None)
-        return self.read_file(path, rollout_id)
+            if found and signature == (found.st_ino, found.st_ctime_ns, found.st_size):
+                return claim
+            self._known.pop(rollout_id, None)
+        return self.read_file(self.path_of(rollout_id), rollout_id)
 
     def stands(self, grant: Grant) -> bool:
         """See the port."""
@@ -243,7 +243,7 @@ class ClaimReader:
             raise ClaimUnreadable(path, "wrong_name")
         if len(self._known) >= KNOWN_CLAIMS_MAX:
             self._known.clear()
-        self._known[path] = (signature_of(status), claim)
+        self._known[rollout_id] = (path, signature_of(status), claim)
         return claim
 
     def _check_stripe(self, path: str) -> None:

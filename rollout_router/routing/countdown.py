@@ -18,28 +18,36 @@ of the shortest wait; timers of a second each would be 16,384 a second at the mo
 
 
 class Countdown:
-    """One wait at a time: begun, and ended by :meth:`cancel` or by its call."""
+    """One wait at a time: begun, and ended by :meth:`pause`, :meth:`cancel` or its call."""
 
-    __slots__ = ("_began", "_loop", "_parts", "_seconds", "_then", "_timer")
+    __slots__ = ("_armed", "_began", "_loop", "_parts", "_seconds", "_then", "_timer")
 
     def __init__(self, loop: AbstractEventLoop) -> None:
         self._loop = loop
         self._timer: TimerHandle | None = None
+        self._then: Callable[[], object] | None = None
 
     def start(self, seconds: float, then: Callable[[], object]) -> None:
         """Call *then* after so many seconds in which the loop turned. Ends an earlier wait.
 
         Infinite seconds are waited for without a timer.
         """
-        self.cancel()
         self._seconds, self._then = seconds, then
         self._began = self._loop.time()
         self._parts = 1  # gone, with the one under way
-        if seconds < math.inf:
+        if self._timer is not None and self._armed > self._due:
+            self._timer.cancel()
+            self._timer = None
+        if self._timer is None:
             self._wait()
+
+    def pause(self) -> None:
+        """Wait no longer, but leave the timer to the next wait, which costs less than another."""
+        self._then = None
 
     def cancel(self) -> None:
         """Wait no longer. Without a wait it does nothing."""
+        self._then = None
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -47,7 +55,7 @@ class Countdown:
     @property
     def running(self) -> bool:
         """Whether a wait has begun and not ended."""
-        return self._timer is not None
+        return self._then is not None
 
     @property
     def waited_s(self) -> float:
@@ -59,15 +67,22 @@ class Countdown:
         return self._began + self._seconds * self._parts / _PARTS
 
     def _wait(self) -> None:
-        self._timer = self._loop.call_at(self._due, self._turn)
+        self._armed = self._due
+        self._timer = None if math.isinf(self._due) else self._loop.call_at(self._due, self._turn)
 
     def _turn(self) -> None:
+        self._timer = None
+        if self._then is None:
+            return
+        if self._armed < self._due:  # of an earlier wait
+            self._wait()
+            return
         late_s = self._loop.time() - self._due
         if late_s > LATE_S:
             self._began += late_s + self._seconds / _PARTS
         elif self._parts == _PARTS:
-            self._timer = None
-            self._then()
+            then, self._then = self._then, None
+            then()
             return
         else:
             self._parts += 1

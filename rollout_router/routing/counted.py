@@ -45,6 +45,12 @@ class Counted:
             return
         self._write(data)
 
+    def write_whole(self, data: bytes) -> None:
+        """Send *data* now, whatever it begins with."""
+        self._written_bytes += len(data)
+        self.flush()
+        self._write(data)
+
     def flush(self) -> None:
         """Send what waits."""
         head, self._head = self._head, b""

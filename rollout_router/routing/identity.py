@@ -46,7 +46,10 @@ def path_of(scope: Scope) -> bytes:
 
 def path_within(scope: Scope) -> bytes:
     """The path below the root path that the server was given."""
-    path, root = path_of(scope), quote(scope.get("root_path", "").rstrip("/")).encode()
+    path, given = path_of(scope), scope.get("root_path")
+    if not given:
+        return path
+    root = quote(given.rstrip("/")).encode()
     return path[len(root) :] if root and path.startswith(root + b"/") else path
 
 

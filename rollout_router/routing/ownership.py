@@ -15,7 +15,7 @@ All methods run on the event loop; every call that takes a lock runs in a thread
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Iterable, Mapping
+from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar, assert_never
@@ -107,7 +107,7 @@ class Ownership:
         return len(self._sessions)
 
     @property
-    def busy(self) -> Iterable[str]:
+    def busy(self) -> Collection[str]:
         """The rollouts whose claim is being taken or given back now."""
         return self._busy
 

@@ -20,6 +20,7 @@ from rollout_router.asgi import App
 from rollout_router.claims import Claim, ClaimsError, Moved, OwnerIdentity
 from rollout_router.errors import Refusal
 from rollout_router.metrics import OWNER_UNREACHABLE
+from rollout_router.routing.begun import BEGUN_KEY, BegunHop
 from rollout_router.routing.client import ClientGone
 from rollout_router.routing.decision import (
     REROUTES_MAX,
@@ -70,6 +71,9 @@ async def route(app: App, worker: Worker, exchange: Exchange) -> None:
         nothing happened. ResponseCut: the answer had begun. ClientGone: nobody is left to answer.
     """
     request = _Route(app, worker, exchange)
+    begun: BegunHop | None = exchange.scope.get(BEGUN_KEY)
+    if begun is not None and await request.go_on(begun):
+        return
     for _ in range(ROUNDS_MAX):
         if await request.round():
             return
@@ -89,6 +93,16 @@ class _Route:
         self._reroutes = 0
         # None: a new rollout is not placed, or was already.
         self._placing = worker.placing if exchange.kind == "rollout" else None
+
+    async def go_on(self, begun: BegunHop) -> bool:
+        """Wait for the answer of a hop that was begun; False where its owner sent us away."""
+        progress = self._exchange.progress
+        progress.claim_epoch, progress.dispatched = begun.target.claim_epoch, True
+        try:
+            await self._fill()  # it is here, and may have to be sent again
+            return await self._sent(begun.target, begun=begun)
+        finally:
+            begun.close()
 
     async def round(self) -> bool:
         """Decide once and do it; False where what was known turned out stale."""
@@ -221,7 +235,7 @@ class _Route:
         await self._exchange.client.fill(HELD_BODY_BYTES_MAX)
         self._exchange.passed("read")
 
-    async def _sent(self, target: Target) -> bool:
+    async def _sent(self, target: Target, *, begun: BegunHop | None = None) -> bool:
         """Send the request, while its owner lives; False where that one sent us away.
 
         What holds its connection open may outlive it.
@@ -232,6 +246,7 @@ class _Route:
             self._exchange,
             identity=worker.settings.header_of(self._exchange.kind),
             timeout_s=worker.settings.owner_timeout_s,
+            begun=begun,
         )
         watch_life = partial(worker.watch_life, target.owner, self._rollout_id)
         watchers: dict[Watcher, Exception] = {watch_life: _OwnerDied()}

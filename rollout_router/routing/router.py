@@ -16,6 +16,7 @@ from rollout_router.call import CALL_KEY, Call
 from rollout_router.claims import Claim, ClaimsError
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.routing import headers as wire
+from rollout_router.routing.begun import BEGUN_KEY, BegunHop, BegunHops
 from rollout_router.routing.client import Client, ClientGone
 from rollout_router.routing.control import answer_control, is_control
 from rollout_router.routing.exchange import Exchange, is_frame
@@ -51,6 +52,7 @@ class Router:
         self._header = settings.rollout_header.lower().encode("latin-1")
         sessions = settings.sessions if settings.routes else None
         self._sessions = None if sessions is None else SessionNames(sessions)
+        self._begun = BegunHops()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection of the public port."""
@@ -65,6 +67,26 @@ class Router:
                 await self._websocket(scope, receive, send)
             case _:
                 await self.app(scope, receive, send)
+
+    def begin_hop(self, scope: Scope, body: bytes | bytearray) -> BegunHop | None:
+        """Send a whole request of the public port to its owner; None where nothing was sent.
+
+        Called by the server's protocol before anything else is done. Whatever needs more than a
+        look at what is known goes through :meth:`__call__`, as does what is to be refused.
+        """
+        settings, worker, headers = self.settings, self.worker, scope["headers"]
+        if worker is None or not settings.routes or settings.server_timing or self._outermost:
+            return None
+        found = self._identify(scope)
+        if (
+            not isinstance(found, Rollout)
+            or found.kind != "rollout"
+            or scope["method"] == "HEAD"
+            or wire.first(headers, b"upgrade") is not None
+            or self._refusal_of(found, headers) is not None
+        ):
+            return None
+        return self._begun.begin(worker, found.rollout_id, scope, body)
 
     async def start_worker(self) -> None:
         """Begin this worker's life. Raises StoreRefused as :meth:`Worker.start` does."""
@@ -198,10 +220,15 @@ class Router:
             timed=self.settings.server_timing,
         )
         worker = self.worker
-        if worker is None or worker.pid != os.getpid() or worker.closed:
+        begun: BegunHop | None = scope.get(BEGUN_KEY)
+        if begun is not None:  # and counted: whatever becomes of this worker, it may have run
+            await _counted(
+                begun.worker, exchange, route(self.app, begun.worker, exchange), hop=False
+            )
+        elif worker is None or worker.pid != os.getpid() or worker.closed:
             await _refuse(exchange, _no_worker(rollout_id), worker)
-            return
-        await _counted(worker, exchange, route(self.app, worker, exchange), hop=False)
+        else:
+            await _counted(worker, exchange, route(self.app, worker, exchange), hop=False)
 
     async def _private(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request over the private socket: served here or refused, never forwarded (R1)."""
@@ -294,11 +321,12 @@ async def _counted(
     worker: Worker, exchange: Exchange, work: Coroutine[Any, Any, None], *, hop: bool
 ) -> None:
     """Do the work of an exchange, unless this worker has as many in hand as it may."""
-    if worker.in_hand[hop] >= worker.settings.calls_max:
+    counted = BEGUN_KEY in exchange.scope
+    if not counted and worker.in_hand[hop] >= worker.settings.calls_max:
         work.close()
         await _refuse(exchange, _overloaded(exchange.rollout_id, worker.settings.calls_max), worker)
         return
-    worker.in_hand[hop] += 1
+    worker.in_hand[hop] += not counted
     try:
         await _answered(worker, exchange, work)
     finally:

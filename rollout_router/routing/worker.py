@@ -210,6 +210,10 @@ class Worker:
         # With claims left the owner file must stay: it is how others prove that we are dead.
         self.life.close(remove=self.ownership.is_clear)
 
+    def known_identity(self, nonce: str) -> OwnerIdentity | None:
+        """Who that worker is, where it was asked before."""
+        return self._identities.get(nonce)
+
     async def identity_of(self, nonce: str) -> OwnerIdentity | None:
         """Who that worker is; None where its file is missing or unreadable (unknown)."""
         if nonce not in self._identities:

@@ -12,6 +12,7 @@ uvicorn's protocol bounds neither what a connection may send nor the time that i
 
 from collections.abc import Callable
 from enum import Enum
+from itertools import chain
 from typing import Any, ClassVar, Final
 
 from uvicorn.protocols.http.flow_control import HIGH_WATER_LIMIT
@@ -164,7 +165,8 @@ class WorkersProtocol(HttpToolsProtocol):
     def on_headers_complete(self) -> None:
         """A request is let in, or waits for the answer to the one before it."""
         self._progress = True
-        lines_bytes = sum([len(name) + len(value) + _LINE_BYTES for name, value in self.headers])
+        lines_bytes = sum(map(len, chain.from_iterable(self.headers)))
+        lines_bytes += _LINE_BYTES * len(self.headers)
         if (
             len(self.headers) > self.limits.headers_max
             or len(self.url) + lines_bytes > self.limits.head_bytes_max
@@ -230,7 +232,7 @@ class WorkersProtocol(HttpToolsProtocol):
             return
         self._awaited = awaited
         if awaited is None:
-            self._arrival.cancel()
+            self._arrival.pause()
         elif awaited is Part.NOTHING and self not in self.turned_away:
             self._arrival.start(self.timeout_keep_alive, self.transport.close)
         elif awaited is Part.HEAD:
@@ -241,6 +243,8 @@ class WorkersProtocol(HttpToolsProtocol):
     async def _serve(self, scope: Scope, receive: Receive, send: Send) -> Any:
         """Run the application, whose wait for the body of its request has a bound."""
         scope[GONE_KEY] = self._gone = Gone()
+        if self._lost:  # since it was started
+            self._gone.tell()
         # The request whose body is on its way is the newest one.
         if self._part is Part.BODY and self.scope is scope:
             receive = self._in_time(scope, receive)
@@ -291,8 +295,8 @@ class WorkersProtocol(HttpToolsProtocol):
         """Abort, unless the client takes something of what waits for it, and so on."""
         if self._lost or self._reading.running:
             return
-        self._taken_bytes = self._counted.taken_bytes()
         if self._counted.get_write_buffer_size():
+            self._taken_bytes = self._counted.taken_bytes()
             self._reading.start(self.limits.answer_stall_s_max, self._look_at_reader)
 
     def _look_at_reader(self) -> None:

@@ -31,7 +31,7 @@ from rollout_router.forked import close_in_children
 from rollout_router.routing import Router
 from rollout_router.routing.headers import without
 from rollout_router.routing.limits import Limits
-from rollout_router.routing.workers_protocol import protocol_noting
+from rollout_router.routing.public_protocol import public_protocol
 from rollout_router.serve.allocator import keep_freed_memory, keep_giving_back
 from rollout_router.serve.compose import compose
 from rollout_router.serve.config import ServeConfig
@@ -73,7 +73,11 @@ class _WorkerServer(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 self._closing,
-                http=protocol_noting(self._connection_lost.set, router.settings.limits or Limits()),
+                http=public_protocol(
+                    self._connection_lost.set,
+                    router.settings.limits or Limits(),
+                    router.begin_hop,
+                ),
                 loop="uvloop",
                 ws="auto",
                 lifespan="on",

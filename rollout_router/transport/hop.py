@@ -38,6 +38,7 @@ __all__ = [
     "HopLost",
     "HopRequest",
     "HopResponse",
+    "HopStarted",
 ]
 
 IDLE_S: Final = 5.0
@@ -134,6 +135,54 @@ class HopResponse:
             connection.abort()
 
 
+class HopStarted:
+    """A whole request that is on its way.
+
+    Its answer is heard of through :meth:`listen`, or waited for through :meth:`response`. One of
+    :meth:`response`, :meth:`body` and :meth:`abort` is called, or its connection stays taken.
+
+    Attributes:
+        answer: what of it is there.
+    """
+
+    __slots__ = ("_connection", "_keep", "answer")
+
+    def __init__(
+        self,
+        answer: AnswerReader,
+        connection: HopConnection,
+        keep: Callable[[HopConnection], None],
+    ) -> None:
+        self.answer = answer
+        self._connection = connection
+        self._keep = keep
+
+    def listen(self, then: Callable[[], None] | None) -> None:
+        """Call *then* once, from the loop: when the answer has changed, or will not change."""
+        self._connection.listen(then)
+
+    def body(self) -> bytes:
+        """That of an answer that is complete; this is over."""
+        self._connection.check_asked(self.answer)
+        body = self.answer.take()
+        self._keep(self._connection)
+        return body
+
+    async def response(self) -> HopResponse:
+        """The answer, once its head is there. Raises, and is cancelled, as a :meth:`send`."""
+        try:
+            await self._connection.answered(self.answer)
+        except BaseException:
+            self.abort()
+            raise
+        return HopResponse(self.answer, self._connection, self._keep)
+
+    def abort(self) -> None:
+        """Give it up, which tells the owner to stop; nobody is called any more."""
+        self._connection.listen(None)
+        self._connection.abort()
+
+
 class HopClient:
     """The connections of one worker to the private sockets of others. Lives on one loop."""
 
@@ -169,6 +218,16 @@ class HopClient:
             connection.abort()
             raise
         return HopResponse(answer, connection, self._keep)
+
+    def start(self, socket: str, head: bytes, body: bytes | bytearray) -> HopStarted | None:
+        """Send a whole request at once, where a connection to *socket* is idle; else None.
+
+        Its *head* is right, and not that of a HEAD.
+        """
+        connection = None if self._closed else self._unused(socket)
+        if connection is None:
+            return None
+        return HopStarted(connection.start(head, body), connection, self._keep)
 
     async def close(self) -> None:
         """Close what is idle, and keep nothing from now on. Answers in hand can be read on."""

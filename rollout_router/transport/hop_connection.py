@@ -84,33 +84,57 @@ class HopConnection(asyncio.Protocol):
         self._cause: Exception | None = None
         self._reading = True
         self._waiter: asyncio.Future[None] | None = None
+        self._listener: Callable[[], None] | None = None
         self._writable: asyncio.Future[None] | None = None  # None: write on
         self._transport: asyncio.Transport
         self._descriptor: int
         self._poll = select.poll()
+
+    def start(
+        self, head: bytes, body: bytes | bytearray, *, bodiless: bool = False
+    ) -> AnswerReader:
+        """Send a whole request; gives its answer, of which nothing is known yet."""
+        self._answer = answer = AnswerReader(bodiless=bodiless)
+        if len(body) <= _JOINED_BYTES_MAX:
+            self._transport.write(head + body)
+        else:
+            self._transport.writelines([head, body])  # nobody waits for its end
+        return answer
 
     async def exchange(self, head: bytes, request: HopRequest) -> AnswerReader:
         """Send *request* and wait for the head of its final answer.
 
         Whatever it raises, the connection is of no use any more, and the caller aborts it.
         """
-        self._answer = answer = AnswerReader(bodiless=request.method == "HEAD")
-        whole = True
+        bodiless = request.method == "HEAD"
         if request.rest is None:
-            self._write_whole(head, request.body)
-        else:
-            self._transport.write(head)
-            while not (answer.status or answer.continued):
-                await self.progress()
-            framer = BodyFramer(request.content_length)
-            if not answer.status:
-                await self._until_answered(self._send_body(request.body, request.rest, framer))
-            whole = framer.done
+            return await self.answered(self.start(head, request.body, bodiless=bodiless))
+        self._answer = answer = AnswerReader(bodiless=bodiless)
+        self._transport.write(head)
+        while not (answer.status or answer.continued):
+            await self.progress()
+        framer = BodyFramer(request.content_length)
+        if not answer.status:
+            await self._until_answered(self._send_body(request.body, request.rest, framer))
+        if not framer.done:
+            answer.reusable = False  # answered before it was asked in full
+        return await self.answered(answer)
+
+    async def answered(self, answer: AnswerReader) -> AnswerReader:
+        """Wait until the head of *answer*, which is expected here, is there."""
         while not answer.status:
             await self.progress()
-        if not whole or self._transport.get_write_buffer_size():
-            answer.reusable = False  # answered before it was asked in full
+        self.check_asked(answer)
         return answer
+
+    def check_asked(self, answer: AnswerReader) -> None:
+        """Keep no connection whose owner answered before it was asked in full."""
+        if self._transport.get_write_buffer_size():
+            answer.reusable = False
+
+    def listen(self, then: Callable[[], None] | None) -> None:
+        """Call *then* once, at the next change of the answer; None: nobody listens any more."""
+        self._listener = then
 
     async def progress(self) -> None:
         """Wait until the answer has changed.
@@ -155,12 +179,6 @@ class HopConnection(asyncio.Protocol):
     def _is_gone(self) -> bool:
         return self._lost or self._transport.is_closing()
 
-    def _write_whole(self, head: bytes, body: bytes) -> None:
-        if len(body) <= _JOINED_BYTES_MAX:
-            self._transport.write(head + body)
-        else:
-            self._transport.writelines([head, body])  # nobody waits for its end
-
     async def _until_answered(self, sending: Coroutine[Any, Any, None]) -> None:
         """Let a body be sent, until its owner answers."""
         failure: Exception | None = None
@@ -202,7 +220,10 @@ class HopConnection(asyncio.Protocol):
             self._cause = error
 
     def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
+        listener, self._listener = self._listener, None
+        if listener is not None:
+            listener()
+        elif self._waiter is not None and not self._waiter.done():
             self._waiter.set_result(None)
 
     # What the loop calls.

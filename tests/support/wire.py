@@ -171,6 +171,8 @@ class Connection:
 class Server:
     """Makes connections of one port."""
 
+    kind = staticmethod(protocol_noting)
+
     def __init__(self, app: App, *, idle_s: int = 75, **limits: Any) -> None:
         self.loop = TurnedLoop()
         self.state = ServerState()
@@ -180,7 +182,7 @@ class Server:
             app, ws="none", lifespan="off", log_config=None, timeout_keep_alive=idle_s
         )
         self._config.load()
-        self._protocol: Any = protocol_noting(self._count_lost, self.limits)
+        self._protocol: Any = self.kind(self._count_lost, self.limits)
 
     def connect(self) -> Connection:
         """A new connection."""

@@ -619,8 +619,8 @@ async def test_an_owner_has_its_time_to_ask_for_the_body_and_to_answer_and_none_
             raise HopLost(socket)
 
     class Watched(Hop):
-        def _wind(self, time_s: float | None) -> None:
-            super()._wind(time_s)
+        def _wind(self, time_s: float | None, since_s: float | None = None) -> None:
+            super()._wind(time_s, since_s)
             order.append("no limit" if time_s is None else "the clock")
 
     client = Client(None)

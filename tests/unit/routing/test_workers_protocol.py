@@ -4,7 +4,7 @@
 import json
 import logging
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,13 +15,25 @@ from support.wire import HIGH_WATER_BYTES, Server, settle
 from rollout_router.asgi import Message, Receive, Scope, Send
 from rollout_router.errors import ResponseCut
 from rollout_router.routing.gone import GONE_KEY
-from rollout_router.routing.limits import TURNED_AWAY_MAX
-from rollout_router.routing.workers_protocol import LINGER_S
+from rollout_router.routing.limits import TURNED_AWAY_MAX, Limits
+from rollout_router.routing.public_protocol import public_protocol
+from rollout_router.routing.workers_protocol import LINGER_S, WorkersProtocol
 
 LINE = b"POST /v1/x HTTP/1.1\r\n"
 HOST = b"Host: gym\r\n"
 WHOLE = LINE + HOST + b"Content-Length: 2\r\n\r\n{}"
 CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n\r\n"
+
+
+@pytest.fixture(params=["private", "public"], autouse=True)
+def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Both ports keep the same bounds; here nothing is another worker's."""
+
+    def public(on_lost: Callable[[], None], limits: Limits) -> type[WorkersProtocol]:
+        return public_protocol(on_lost, limits, lambda *_: None)
+
+    if request.param == "public":
+        monkeypatch.setattr(Server, "kind", staticmethod(public))
 
 
 @asynccontextmanager
