@@ -20,6 +20,7 @@ from rollout_router.bench.claims import choose_places, run_claims
 from rollout_router.bench.connection import BenchFailed
 from rollout_router.bench.deltas import run_deltas
 from rollout_router.bench.figures import Part
+from rollout_router.bench.forward import CASES, QUICK_CASES, ROUNDS_MAX, run_forward
 from rollout_router.bench.guard import grown
 from rollout_router.bench.hop import run_hop
 from rollout_router.bench.path import run_path
@@ -75,9 +76,15 @@ class _Asked:
     sizes: list[int]
     claims: int
     rounds: int
+    quick: bool
     work_dir: Path
     rollouts: Path | None
     conformance: Path | None
+
+
+def _run_forward(asked: _Asked) -> Part:
+    cases = QUICK_CASES if asked.quick else CASES
+    return run_forward(asked.work_dir, rounds=asked.rounds, cases=cases, say=_say)
 
 
 def _run_claims(asked: _Asked) -> Part:
@@ -90,6 +97,7 @@ _PARTS: Final[Mapping[str, Callable[[_Asked], Part]]] = {
     "turns": lambda a: run_turns(a.work_dir, sizes=a.sizes, rounds=a.rounds, say=_say),
     "claims": _run_claims,
     "hop": lambda a: run_hop(a.work_dir, rounds=a.rounds, say=_say),
+    "forward": _run_forward,
     "deltas": lambda a: run_deltas(rounds=a.rounds, say=_say),
     "bases": lambda a: run_bases(rounds=a.rounds, say=_say),
     "path": lambda a: run_path(a.work_dir, sizes=_PATH_SIZES, rounds=a.rounds, say=_say),
@@ -124,7 +132,8 @@ _PARTS: Final[Mapping[str, Callable[[_Asked], Part]]] = {
     "--rounds",
     type=click.IntRange(1),
     help="Measurements of each stage of a turn, of the hop, of a delta and of the start; "
-    f"{_CLAIM_ROUNDS} times as many of a claim's.  [default, together: {_amounts(_MUCH)}]",
+    f"{_CLAIM_ROUNDS} times as many of a claim's, at most {ROUNDS_MAX} of forwarding.  "
+    f"[default, together: {_amounts(_MUCH)}]",
 )
 @flag(
     "--work-dir",
@@ -163,7 +172,7 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure turns by size of history, claims, the hop, deltas, whole paths, scale, bytes, starts.
+    """Measure turns, claims, the hop, forwarding, deltas, bases, whole paths, scale, bytes, starts.
 
     The application only reads the body and answers, so no model is measured. Claims are measured on
     disk and on tmpfs. Exit code 1: a target was missed, a ratio has grown, or something did not
@@ -175,7 +184,11 @@ def bench(
     given = {name: value for name, value in options.items() if value is not None}
     amounts: dict[str, Any] = {**(_QUICK if quick else _MUCH), **given}
     asked = _Asked(
-        work_dir=work_dir.absolute(), rollouts=rollouts, conformance=conformance, **amounts
+        quick=quick,
+        work_dir=work_dir.absolute(),
+        rollouts=rollouts,
+        conformance=conformance,
+        **amounts,
     )
     wanted = only or (_QUICK_PARTS if quick else tuple(_PARTS))
     try:

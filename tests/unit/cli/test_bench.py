@@ -11,6 +11,8 @@ from click.testing import CliRunner, Result
 
 from rollout_router.bench.deltas import DeltaCosts, FormCosts
 from rollout_router.bench.figures import Part, Target, at_least, at_most
+from rollout_router.bench.forward import CASES, QUICK_CASES
+from rollout_router.bench.forward_costs import Case, ForwardCosts
 from rollout_router.bench.hop import HopCosts
 from rollout_router.bench.measure import Measured
 from rollout_router.cli import bench as command
@@ -125,3 +127,19 @@ def test_parts_are_measured_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for names in ([], ["hop"], ["deltas", "hop"]):
         CliRunner().invoke(main, ["bench", *(f"--only={name}" for name in names)])
     assert asked == ["deltas", "hop", "hop", "deltas", "hop"]
+
+
+def test_little_is_measured_of_forwarding_where_little_is_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[tuple[int, list[Case]]] = []
+
+    def measure(_: Path, *, rounds: int, cases: list[Case], **_say: object) -> ForwardCosts:
+        asked.append((rounds, cases))
+        return ForwardCosts(results=[])
+
+    monkeypatch.setattr(command, "run_forward", measure)
+    for arguments in (["--quick"], ["--rounds=9"]):
+        done = CliRunner().invoke(main, ["bench", "--only", "forward", *arguments])
+        assert done.exit_code == 0
+    assert asked == [(15, QUICK_CASES), (9, CASES)]
