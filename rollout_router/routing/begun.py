@@ -50,7 +50,7 @@ class BegunHop:
     ) -> None:
         self.worker: Final = worker
         self.target: Final = target
-        self.began_s: Final = asyncio.get_running_loop().time()
+        self.began_s: Final = hops.loop.time()
         self._hops: Final = hops
         self._started: Final = started
         self._asked = False  # for its answer: whoever has that is done with the connection
@@ -110,7 +110,8 @@ class BegunHop:
 class BegunHops:
     """Those of one worker, and the one timer that they have together."""
 
-    def __init__(self) -> None:
+    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+        self.loop: Final = loop
         self._waiting: dict[BegunHop, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
 
@@ -142,7 +143,7 @@ class BegunHops:
         begun = BegunHop(self, worker, target, started)
         self._waiting[begun] = None
         if self._timer is None:
-            self._timer = asyncio.get_running_loop().call_later(STRAIGHT_S, self._look)
+            self._timer = self.loop.call_later(STRAIGHT_S, self._look)
         return begun
 
     def discard(self, begun: BegunHop) -> None:
@@ -150,11 +151,10 @@ class BegunHops:
         self._waiting.pop(begun, None)
 
     def _look(self) -> None:
-        loop = asyncio.get_running_loop()
-        due_s = loop.time() - STRAIGHT_S
+        due_s = self.loop.time() - STRAIGHT_S
         for begun in [begun for begun in self._waiting if begun.began_s <= due_s]:
             begun.tell()
-        self._timer = loop.call_later(STRAIGHT_S, self._look) if self._waiting else None
+        self._timer = self.loop.call_later(STRAIGHT_S, self._look) if self._waiting else None
 
 
 def _of_another(worker: Worker, rollout_id: str) -> Claim | None:

@@ -52,7 +52,7 @@ class Router:
         self._header = settings.rollout_header.lower().encode("latin-1")
         sessions = settings.sessions if settings.routes else None
         self._sessions = None if sessions is None else SessionNames(sessions)
-        self._begun = BegunHops()
+        self._begun: BegunHops | None = None  # with the worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection of the public port."""
@@ -75,7 +75,9 @@ class Router:
         look at what is known goes through :meth:`__call__`, as does what is to be refused.
         """
         settings, worker, headers = self.settings, self.worker, scope["headers"]
-        if worker is None or not settings.routes or settings.server_timing or self._outermost:
+        if worker is None or self._begun is None or not settings.routes:
+            return None
+        if settings.server_timing or self._outermost:
             return None
         found = self._identify(scope)
         if (
@@ -91,6 +93,7 @@ class Router:
     async def start_worker(self) -> None:
         """Begin this worker's life. Raises StoreRefused as :meth:`Worker.start` does."""
         self.worker = await Worker.start(self.settings, self._hop)
+        self._begun = BegunHops(asyncio.get_running_loop())
 
     async def stop_worker(self) -> None:
         """End this worker's life; a router whose worker never started does nothing."""

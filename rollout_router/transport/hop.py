@@ -246,15 +246,15 @@ class HopClient:
         idle = self._idle.get(path)
         if idle is None:
             return None
-        due = asyncio.get_running_loop().time() - self._idle_s
-        connection = None
-        while idle and connection is None:
+        found = None
+        while idle and found is None:
             connection = idle.pop()
-            if connection.idle_since <= due or not connection.is_quiet():
+            if connection.idle_s < self._idle_s and connection.is_quiet():
+                found = connection
+            else:
                 connection.abort()
-                connection = None
         self._drop_empty(path)
-        return connection
+        return found
 
     async def _connect(self, path: str) -> HopConnection:
         try:
@@ -284,15 +284,14 @@ class HopClient:
         return connection
 
     def _keep(self, connection: HopConnection) -> None:
-        loop = asyncio.get_running_loop()
         idle = self._idle.setdefault(connection.path, [])
         if self._closed or len(idle) >= IDLE_CONNECTIONS_MAX or not connection.finish():
             connection.abort()
             self._drop_empty(connection.path)
             return
-        connection.idle_since = loop.time()
         idle.append(connection)
         if self._retirement is None:
+            loop = asyncio.get_running_loop()
             self._retirement = loop.call_later(self._idle_s, self._retire)
 
     def _retire(self) -> None:

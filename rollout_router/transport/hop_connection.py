@@ -161,9 +161,15 @@ class HopConnection(asyncio.Protocol):
             self._reading = True
             self._transport.resume_reading()
 
+    @property
+    def idle_s(self) -> float:
+        """How long it has been unused."""
+        return self._loop.time() - self.idle_since
+
     def finish(self) -> bool:
         """End the exchange. True: the connection is as good as new."""
         answer, self._answer = self._answer, None
+        self.idle_since = self._loop.time()
         self.resume_reading()
         return answer is not None and answer.reusable and not self._is_gone()
 
