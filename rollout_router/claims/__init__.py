@@ -32,10 +32,11 @@ if TYPE_CHECKING:
     from rollout_router.claims.host import Host
     from rollout_router.claims.inspection import Inspection, inspect_store
     from rollout_router.claims.layout import check_access
-    from rollout_router.claims.life import SOCKET_PATH_BYTES_MAX, LifeLock
+    from rollout_router.claims.life import LifeLock
     from rollout_router.claims.lock_table import LockUse
     from rollout_router.claims.names import (
         ROLLOUT_ID,
+        SOCKET_PATH_BYTES_MAX,
         new_nonce,
         stripe_of,
         valid_nonce,
@@ -115,7 +116,7 @@ __all__ = [
 
 _HOME: Final[Mapping[str, str]] = {
     "ROLLOUT_ID": "names",
-    "SOCKET_PATH_BYTES_MAX": "life",
+    "SOCKET_PATH_BYTES_MAX": "names",
     "WHY_LENGTH_MAX": "gate",
     "Claim": "record",
     "ClaimReader": "reader",

@@ -22,18 +22,15 @@ import psutil
 
 from rollout_router.claims.disk import TEMPORARY, close_unwritten, sync_directory, write_all
 from rollout_router.claims.errors import StoreUnavailable
-from rollout_router.claims.names import valid_nonce
+from rollout_router.claims.names import SOCKET_PATH_BYTES_MAX, valid_nonce
 from rollout_router.claims.record import OwnerIdentity, encode_identity
 
 if TYPE_CHECKING:
     from rollout_router.claims.files import FileClaimStore
 
-__all__ = ["SOCKET_PATH_BYTES_MAX", "LifeLock"]
+__all__ = ["LifeLock"]
 
 _log = logging.getLogger(__name__)
-
-SOCKET_PATH_BYTES_MAX: Final = 107
-"""sun_path holds 108 bytes, one of them the NUL."""
 
 
 class LifeLock:

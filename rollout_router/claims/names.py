@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The names of a store: rollouts, workers, stripes and files. Pure."""
+"""The names of a store: rollouts, workers, stripes, files and sockets. Pure."""
 
 import hashlib
 import os
@@ -9,6 +9,7 @@ from typing import Final
 
 __all__ = [
     "ROLLOUT_ID",
+    "SOCKET_PATH_BYTES_MAX",
     "STRIPES",
     "file_name",
     "new_nonce",
@@ -19,6 +20,8 @@ __all__ = [
 
 ROLLOUT_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 STRIPES: Final = 256  # a change of the count is a change of the format
+SOCKET_PATH_BYTES_MAX: Final = 107
+"""sun_path holds 108 bytes, one of them the NUL."""
 _NONCE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,31}")
 _NAME_BYTES_MAX: Final = 180
 _KEPT: Final = "abcdefghijklmnopqrstuvwxyz0123456789-"

@@ -15,6 +15,7 @@ from typing import Any, Final
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
 
 from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.errors import Refusal
@@ -163,8 +164,9 @@ async def _client_leaves(receive: Receive) -> None:
         pass
 
 
-async def _healthz() -> dict[str, str]:
-    return {"status": "ok"}
+async def _healthz() -> Response:
+    # Of any other type FastAPI makes a model of pydantic, and imports pydantic.v1 to do so: 40 ms.
+    return JSONResponse({"status": "ok"})
 
 
 async def _tell(request: Request, error: Exception) -> Response:

@@ -15,7 +15,8 @@ def start_preloading(*, app: object, upstream: object, capture_dir: object) -> N
 
     Nothing of the application's is imported: it may start threads. What is not None was given.
     """
-    modules = ["rollout_router.cli.main", "rollout_router.serve.supervisor"]
+    modules = ["rollout_router.serve.uncollected"]  # before the others
+    modules += ["rollout_router.cli.main", "rollout_router.serve.supervisor"]
     modules.append("rollout_router.serve.worker")
     if app is None:
         modules += ["rollout_router.gateway.app", "rollout_router.gateway.scripted"]

@@ -11,6 +11,7 @@ die too.
 """
 
 import asyncio
+import gc
 import json
 import multiprocessing
 import os
@@ -230,6 +231,8 @@ class Supervisor:
 
 def _work(config: ServeConfig, listener: socket.socket, link: socket.socket) -> None:
     """What a forked process does."""
+    gc.freeze()  # what it was forked with stays
+    gc.enable()  # see rollout_router.serve.uncollected
     from rollout_router.serve.worker import main  # noqa: PLC0415 - not in the supervisor
 
     sys.exit(main(config, listener, link))

@@ -40,11 +40,21 @@ def test_a_list_of_no_claims_imports_little(folder: Path) -> None:
     assert imported_by(MAIN, "claims", "list", "--state-dir", str(folder / "state")) & SLOW == set()
 
 
-def test_a_worker_without_an_upstream_imports_no_client_for_one() -> None:
-    program = "import rollout_router.serve.worker, rollout_router.gateway.app"
-    program += ", rollout_router.gateway.scripted"
+def test_a_worker_imports_no_client_for_an_upstream_and_makes_no_model_of_pydantic() -> None:
+    program = "import rollout_router.serve.worker\n"
+    program += "from rollout_router.gateway import Scripted, create_app\n"
+    program += "create_app(Scripted())"
 
-    assert imported_by(program) & {"aiohttp", "rich", "rollout_router.cli"} == set()
+    imported = imported_by(program)
+
+    assert "fastapi" in imported
+    assert imported & {"aiohttp", "pydantic.v1", "rich", "rollout_router.cli"} == set()
+
+
+def test_a_supervisor_imports_nothing_that_serves() -> None:
+    imported = imported_by("import rollout_router.cli.serve, rollout_router.cli.serving")
+
+    assert imported & {"fastapi", "psutil", "rich", "starlette", "uvicorn", "uvloop"} == set()
 
 
 def test_the_package_itself_imports_nothing_of_its_own_or_of_others() -> None:
