@@ -11,7 +11,7 @@ the answer on, which the router waits for and judges as any other.
 import asyncio
 import os
 from collections.abc import Callable
-from typing import Final
+from typing import Final, NamedTuple
 
 from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
@@ -19,11 +19,25 @@ from rollout_router.asgi import Scope
 from rollout_router.claims import Claim, ClaimsError
 from rollout_router.routing import headers as wire
 from rollout_router.routing.decision import Forward, route_public
-from rollout_router.routing.forward import MISDIRECTED, Target, whole_head
+from rollout_router.routing.forward import (
+    MISDIRECTED,
+    Target,
+    begin_of_head,
+    end_of_head,
+    lines_of_connection,
+)
 from rollout_router.routing.worker import Worker
-from rollout_router.transport.hop import HopResponse, HopStarted
+from rollout_router.transport.hop import Body, HopResponse, HopStarted
 
-__all__ = ["BEGUN_KEY", "STRAIGHT_S", "BegunHop", "BegunHops"]
+__all__ = [
+    "BEGUN_KEY",
+    "KNOWN_HEADS_MAX",
+    "STRAIGHT_S",
+    "BegunHop",
+    "BegunHops",
+    "KnownHead",
+    "split",
+]
 
 BEGUN_KEY: Final = "rollout_router.begun"
 """Where it stands in the scope of a request that the router takes over; nothing from outside can
@@ -33,6 +47,12 @@ STRAIGHT_S: Final = 0.1
 """An answer that has not come by then, or by twice that, is the router's to wait for: it watches
 the owner's life."""
 
+KNOWN_HEADS_MAX: Final = 1024
+"""Heads that are known again, some kilobytes each; all are read anew when there were more."""
+
+_END: Final = b"\r\n\r\n"
+_LENGTH: Final = b"\r\ncontent-length: "
+_LENGTH_DIGITS_MAX: Final = 9  # more than one read holds
 _OF_THE_HOP: Final = (wire.HOP, wire.STAGES)
 
 
@@ -107,40 +127,100 @@ class BegunHop:
         self.worker.in_hand[False] -= 1
 
 
-class BegunHops:
-    """Those of one worker, and the one timer that they have together."""
+class KnownHead(NamedTuple):
+    """A head that was sent on before; what it became, but for its connection and its length."""
 
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
+    rollout_id: str
+    claim_epoch: int
+    begin: bytes
+
+
+class BegunHops:
+    """Those of one worker, the one timer that they have together, and the heads that they had."""
+
+    def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
+        self._worker: Final = worker
         self.loop: Final = loop
         self._waiting: dict[BegunHop, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
+        self._known: dict[bytes, KnownHead] = {}  # by what :func:`split` gives
 
     def begin(
-        self, worker: Worker, rollout_id: str, scope: Scope, body: bytes | bytearray
+        self, rollout_id: str, scope: Scope, body: Body, *, head: bytes | None
     ) -> BegunHop | None:
         """Send a whole request to the owner of its rollout; None where nothing was sent.
 
         The claim is looked at here, and by its owner again before anything runs (C1).
+
+        Args:
+            rollout_id: that the request names.
+            scope: of our own server.
+            body: all of it.
+            head: of :func:`split`, by which :meth:`begin_again` is to know it; None: not.
         """
+        claim = self._of_another(rollout_id)
+        if claim is None:
+            return None
+        header = self._worker.settings.header_of("rollout")
+        begin = begin_of_head(scope, identity=header, claim_epoch=claim.claim_epoch)
+        if begin is None:
+            return None
+        announced = bool(body) or wire.first(scope["headers"], b"content-length") is not None
+        end = end_of_head(lines_of_connection(scope), len(body) if announced else None)
+        begun = self._send(claim, begin + end, body)
+        if begun is not None and head is not None:
+            if len(self._known) >= KNOWN_HEADS_MAX:
+                self._known.clear()
+            self._known[head] = KnownHead(rollout_id, claim.claim_epoch, begin)
+        return begun
+
+    def begin_again(self, head: bytes, lines: bytes, body: Body) -> BegunHop | None:
+        """The same of a request whose *head* was sent on before; nothing is read out of it anew.
+
+        A head that says the same, letter by letter, means the same. Its length alone may differ.
+
+        Args:
+            head: of :func:`split`.
+            lines: of its connection, as :func:`lines_of_connection` gives them.
+            body: all of it.
+        """
+        known = self._known.get(head)
+        if known is None:
+            return None
+        claim = self._of_another(known.rollout_id)
+        if claim is None or claim.claim_epoch != known.claim_epoch:
+            return None
+        return self._send(claim, known.begin + end_of_head(lines, len(body)), body)
+
+    def _of_another(self, rollout_id: str) -> Claim | None:
+        """The claim of another worker, to which the request is to be forwarded."""
+        worker = self._worker
         if (
             worker.closed
             or worker.pid != os.getpid()
             or worker.in_hand[False] >= worker.settings.calls_max
             or rollout_id in worker.ownership.grants
             or rollout_id in worker.ownership.busy
-            or (claim := _of_another(worker, rollout_id)) is None
-            or (identity := worker.known_identity(claim.owner.nonce)) is None
         ):
             return None
-        epoch = claim.claim_epoch
-        head = whole_head(
-            scope, len(body), identity=worker.settings.header_of("rollout"), claim_epoch=epoch
+        try:
+            claim = worker.store.read(rollout_id)
+        except ClaimsError:
+            return None  # the router says so
+        decision = route_public(
+            me=worker.id, held_epoch=None, claim=claim, gate=worker.admission.gate, balanced=True
         )
-        started = worker.hops.start(identity.socket, head, body) if head else None
+        return decision.claim if isinstance(decision, Forward) else None
+
+    def _send(self, claim: Claim, head: bytes, body: Body) -> BegunHop | None:
+        identity = self._worker.known_identity(claim.owner.nonce)
+        if identity is None:
+            return None
+        started = self._worker.hops.start(identity.socket, head, body)
         if started is None:
             return None
-        target = Target(owner=claim.owner, socket=identity.socket, claim_epoch=epoch)
-        begun = BegunHop(self, worker, target, started)
+        target = Target(owner=claim.owner, socket=identity.socket, claim_epoch=claim.claim_epoch)
+        begun = BegunHop(self, self._worker, target, started)
         self._waiting[begun] = None
         if self._timer is None:
             self._timer = self.loop.call_later(STRAIGHT_S, self._look)
@@ -157,13 +237,17 @@ class BegunHops:
         self._timer = self.loop.call_later(STRAIGHT_S, self._look) if self._waiting else None
 
 
-def _of_another(worker: Worker, rollout_id: str) -> Claim | None:
-    """The claim of another worker, to which the request is to be forwarded."""
-    try:
-        claim = worker.store.read(rollout_id)
-    except ClaimsError:
-        return None  # the router says so
-    decision = route_public(
-        me=worker.id, held_epoch=None, claim=claim, gate=worker.admission.gate, balanced=True
-    )
-    return decision.claim if isinstance(decision, Forward) else None
+def split(data: bytes) -> tuple[bytes, memoryview] | None:
+    """The head of a request without the digits of its length, and its body.
+
+    None unless *data* is one whole request whose length is written in digits alone.
+    """
+    end = data.find(_END)
+    at = data[: max(end, 0)].lower().find(_LENGTH) + len(_LENGTH)
+    if at < len(_LENGTH):
+        return None
+    stop = data.find(b"\r", at)
+    digits, begin = data[at:stop], end + len(_END)
+    if not digits.isdigit() or len(digits) > _LENGTH_DIGITS_MAX or int(digits) != len(data) - begin:
+        return None
+    return data[:at] + data[stop:end], memoryview(data)[begin:]

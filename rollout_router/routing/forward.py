@@ -47,7 +47,9 @@ __all__ = [
     "NotDispatched",
     "NotPlaced",
     "Target",
-    "whole_head",
+    "begin_of_head",
+    "end_of_head",
+    "lines_of_connection",
 ]
 
 HELD_BODY_BYTES_MAX: Final = 1024**2
@@ -266,7 +268,8 @@ class Hop:
             target=_target(self._scope),
             headers=[
                 *_of_the_message(headers, self._identity),
-                *_of_the_forwarder(self._scope, epoch),
+                *_of_the_claim(epoch),
+                *scope_headers(self._scope),
                 *added,
             ],
             body=body if whole else b"",
@@ -308,39 +311,49 @@ class Hop:
         return self._exchange.timing()
 
 
-def whole_head(scope: Scope, body_bytes: int, *, identity: bytes, claim_epoch: int) -> bytes | None:
-    """The head of a request for an owner, all of whose body is here; None where it takes more care.
+def begin_of_head(scope: Scope, *, identity: bytes, claim_epoch: int) -> bytes | None:
+    """What a hop's head begins with, of one request and claim; None where it takes more care.
 
-    It is what :class:`Hop` sends, made for speed of what our server's parser has checked.
+    With :func:`end_of_head` it is what :class:`Hop` sends of a whole request, made for speed of
+    what our server's parser has checked.
 
     Args:
         scope: of that server: no name in capitals, no line break in a value or in the target.
-        body_bytes: of the body, which goes out with the head.
         identity: the header that may name the rollout, in lower case.
         claim_epoch: under which its owner is expected to hold it.
     """
     method: str = scope["method"]
     lines = [b"%b %b HTTP/1.1" % (method.encode(), _target(scope))]
-    announced = body_bytes > 0
     for name, value in scope["headers"]:
         if name in _KEPT or name == identity:
             lines.append(name + b": " + value)
         elif name == b"connection":
             if value.lower() not in _OF_EVERY_CONNECTION:
                 return None
-        elif name == b"content-length":
-            announced = True
         elif not (name in _OF_THE_HOP or name.startswith(b"rollout-")):
             lines.append(name + b": " + value)
-    lines += [name + b": " + value for name, value in _of_the_forwarder(scope, b"%d" % claim_epoch)]
-    if announced:
-        lines.append(b"content-length: %d" % body_bytes)
-    lines.append(b"\r\n")
+    lines += [b": ".join(header) for header in _of_the_claim(b"%d" % claim_epoch)]
     return b"\r\n".join(lines)
 
 
-def _of_the_forwarder(scope: Scope, epoch: bytes) -> Headers:
-    return [(wire.HOP, b"1"), (wire.EXPECT_EPOCH, epoch), *scope_headers(scope)]
+def lines_of_connection(scope: Scope) -> bytes:
+    """What a hop's head says of its client, scheme and root path, which are all that is read."""
+    return b"".join([b"\r\n" + b": ".join(header) for header in scope_headers(scope)])
+
+
+def end_of_head(lines: bytes, body_bytes: int | None) -> bytes:
+    """What a hop's head ends with.
+
+    Args:
+        lines: of :func:`lines_of_connection`.
+        body_bytes: of the body; None: of a request that announced none and has none.
+    """
+    length = b"" if body_bytes is None else b"\r\ncontent-length: %d" % body_bytes
+    return lines + length + b"\r\n\r\n"
+
+
+def _of_the_claim(epoch: bytes) -> Headers:
+    return [(wire.HOP, b"1"), (wire.EXPECT_EPOCH, epoch)]
 
 
 def _of_the_message(headers: Headers, identity: bytes) -> Headers:

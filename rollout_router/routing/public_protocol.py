@@ -2,49 +2,84 @@
 """The server's end of a public connection: a request may go to its owner below ASGI (R1, R2, R4).
 
 A request whose head is read waits until what came with it is read too, in the same callback. What
-is whole by then, and the only one on its connection, is offered to the router's ``begin_hop``. All
-else, and what that does not take, goes to the application as in any uvicorn.
+is whole by then, and the only one on its connection, is offered to the router's ``begin_hop``. One
+whose head was sent on before is offered to ``begin_again``, and not even parsed: until something
+else than its whole answer comes, which takes it the usual way. All else, and what those do not
+take, goes to the application as in any uvicorn.
 """
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar, Protocol, cast
 
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from rollout_router.asgi import Scope
-from rollout_router.routing.begun import BEGUN_KEY, BegunHop
+from rollout_router.routing.begun import BEGUN_KEY, BegunHop, split
+from rollout_router.routing.forward import lines_of_connection
 from rollout_router.routing.limits import Limits
-from rollout_router.routing.workers_protocol import WorkersProtocol, protocol_noting
+from rollout_router.routing.workers_protocol import Part, WorkersProtocol, protocol_noting
+from rollout_router.transport.hop import Body
 
-__all__ = ["BeginHop", "PublicProtocol", "public_protocol"]
+__all__ = ["Begins", "PublicProtocol", "public_protocol"]
 
-BeginHop = Callable[[Scope, bytes | bytearray], BegunHop | None]
-"""Sends a whole request to its owner; None where the application is to have it."""
+
+class Begins(Protocol):
+    """What sends whole requests to their owners; None where the application is to have one."""
+
+    def begin_hop(self, scope: Scope, body: Body, *, head: bytes | None) -> BegunHop | None:
+        """See :meth:`Router.begin_hop`."""
+
+    def begin_again(self, head: bytes, lines: bytes, body: Body) -> BegunHop | None:
+        """See :meth:`Router.begin_again`."""
 
 
 class PublicProtocol(WorkersProtocol):
     """Of one connection, which has at most one begun hop; the application has none beside it."""
 
-    begin_hop: BeginHop
+    router: ClassVar[Begins]
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._feeding = False  # the parser is at work
         self._held: RequestResponseCycle | None = None  # the request that it found
         self._begun: BegunHop | None = None
+        self._unread = b""  # the request of that hop, which the parser has not seen
+
+    def connection_made(self, transport: Any) -> None:
+        """What hops say of this connection is the same for all of them."""
+        super().connection_made(transport)
+        self._lines = lines_of_connection(
+            {"scheme": self.scheme, "client": self.client, "root_path": self.root_path}
+        )
+
+    # What comes.
 
     def data_received(self, data: bytes) -> None:
-        """Feed the parser; then the request that it found goes on its way."""
-        self._feeding = True
-        super().data_received(data)
-        self._feeding = False
-        self._begin_held()
+        """Send a request on that is known; else parse it, and send it on or run it."""
+        head = None
+        if self._unread:
+            self._read_begun()
+        elif self._is_between() and (parts := split(data)) is not None:
+            head, body = parts
+            if (begun := self.router.begin_again(head, self._lines, body)) is not None:
+                self._unread = data
+                self._wait(begun)
+                self._await_next()
+                return
+        self._feed(data)
+        self._begin_held(head)
 
     def on_message_begin(self) -> None:
         """Another request follows in what is read: the one before it is not the only one."""
         self._run_held()
         super().on_message_begin()
+
+    def shutdown(self) -> None:
+        """A request that was sent on is finished, as any that has begun."""
+        if self._unread:
+            self._read_begun()
+        super().shutdown()
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The owner of a begun hop is told that its client left."""
@@ -52,6 +87,21 @@ class PublicProtocol(WorkersProtocol):
         if begun is not None:
             begun.abort()
         super().connection_lost(exc)
+
+    @property
+    def _answering(self) -> bool:
+        return bool(self._unread) or super()._answering
+
+    def _is_between(self) -> bool:
+        """Whether a request may begin here, and nothing of it was read."""
+        idle = self._part is Part.NOTHING and not (self._ended or self._answering or self.pipeline)
+        routed = self.transport is not self._counted.bare  # or it is a websocket's
+        return idle and routed and self not in self.turned_away
+
+    def _feed(self, data: bytes) -> None:
+        self._feeding = True
+        super().data_received(data)
+        self._feeding = False
 
     def _start_asgi_task(self, cycle: RequestResponseCycle, app: Any) -> None:
         """Uvicorn's; called from its parser, or when the answer before this one is written."""
@@ -65,38 +115,59 @@ class PublicProtocol(WorkersProtocol):
         if cycle is not None:
             super()._start_asgi_task(cycle, self.app)
 
-    def _begin_held(self) -> None:
-        """Send the request to its owner where that can be done at once; else run it."""
+    # What goes to its owner.
+
+    def _begin_held(self, head: bytes | None) -> None:
+        """Send the request on where that can be done at once; else run it."""
         cycle = self._held
         if cycle is None:
             return
-        whole = cycle.keep_alive and not (cycle.more_body or cycle.disconnected or self._ended)
-        begun = self.begin_hop(cast("Scope", cycle.scope), cycle.body) if whole else None
+        begun = None
+        if cycle.keep_alive and not (cycle.more_body or cycle.disconnected or self._ended):
+            begun = self.router.begin_hop(cast("Scope", cycle.scope), cycle.body, head=head)
         if begun is None:
             self._run_held()
             return
-        self._held, self._begun = None, begun
-        self.flow.resume_reading()  # or a client that leaves is not heard of
-        begun.listen(partial(self._pass_on, cycle, begun))
+        self._held = None
+        self._wait(begun, cycle)
 
-    def _pass_on(self, cycle: RequestResponseCycle, begun: BegunHop) -> None:
+    def _wait(self, begun: BegunHop, cycle: RequestResponseCycle | None = None) -> None:
+        self._begun = begun
+        self.flow.resume_reading()  # or a client that leaves is not heard of
+        begun.listen(partial(self._pass_on, begun, cycle))
+
+    def _read_begun(self) -> RequestResponseCycle:
+        """Parse the request of the hop that was begun without, which was parsed once before."""
+        data, self._unread = self._unread, b""
+        self._feed(data)
+        cycle, self._held = self._held, None
+        if cycle is None:
+            raise RuntimeError("a head that was parsed before was not parsed again")
+        if self._begun is not None:
+            self._wait(self._begun, cycle)
+        return cycle
+
+    def _pass_on(self, begun: BegunHop, cycle: RequestResponseCycle | None) -> None:
         """Write the answer where it is whole; else the router takes the hop over."""
         self._begun = None
+        kept = cycle is None or cycle.keep_alive
         writable = not (self.flow.write_paused or self.transport.is_closing())
-        plain = cycle.keep_alive and writable
-        answer = begun.take_answer() if plain else None
+        answer = begun.take_answer() if kept and writable else None
         if answer is None:
+            cycle = cycle or self._read_begun()
             cycle.scope[BEGUN_KEY] = begun  # type: ignore[typeddict-unknown-key]
             super()._start_asgi_task(cycle, self.app)
             return
-        cycle.response_started = cycle.response_complete = True
+        self._unread = b""
+        if cycle is not None:
+            cycle.response_started = cycle.response_complete = True
         self._counted.write_whole(answer)
         self.on_response_complete()
 
 
 def public_protocol(
-    on_lost: Callable[[], None], limits: Limits, begin_hop: BeginHop
+    on_lost: Callable[[], None], limits: Limits, router: Begins
 ) -> type[PublicProtocol]:
     """The protocol of one public port; see :func:`protocol_noting`."""
     kinds = (PublicProtocol, protocol_noting(on_lost, limits))
-    return type("Protocol", kinds, {"begin_hop": staticmethod(begin_hop)})
+    return type("Protocol", kinds, {"router": router})

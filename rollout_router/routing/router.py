@@ -33,6 +33,7 @@ from rollout_router.routing.serve_hop import serve_hop
 from rollout_router.routing.sessions import SessionNames
 from rollout_router.routing.settings import Settings
 from rollout_router.routing.worker import Worker
+from rollout_router.transport.hop import Body
 
 __all__ = ["Router"]
 
@@ -68,14 +69,15 @@ class Router:
             case _:
                 await self.app(scope, receive, send)
 
-    def begin_hop(self, scope: Scope, body: bytes | bytearray) -> BegunHop | None:
+    def begin_hop(self, scope: Scope, body: Body, *, head: bytes | None) -> BegunHop | None:
         """Send a whole request of the public port to its owner; None where nothing was sent.
 
         Called by the server's protocol before anything else is done. Whatever needs more than a
-        look at what is known goes through :meth:`__call__`, as does what is to be refused.
+        look at what is known goes through :meth:`__call__`, as does what is to be refused. Another
+        request with the same *head*, of :func:`begun.split`, may go by :meth:`begin_again`.
         """
-        settings, worker, headers = self.settings, self.worker, scope["headers"]
-        if worker is None or self._begun is None or not settings.routes:
+        settings, headers = self.settings, scope["headers"]
+        if self._begun is None or not settings.routes:
             return None
         if settings.server_timing or self._outermost:
             return None
@@ -88,12 +90,16 @@ class Router:
             or self._refusal_of(found, headers) is not None
         ):
             return None
-        return self._begun.begin(worker, found.rollout_id, scope, body)
+        return self._begun.begin(found.rollout_id, scope, body, head=head)
+
+    def begin_again(self, head: bytes, lines: bytes, body: Body) -> BegunHop | None:
+        """See :meth:`BegunHops.begin_again`."""
+        return None if self._begun is None else self._begun.begin_again(head, lines, body)
 
     async def start_worker(self) -> None:
         """Begin this worker's life. Raises StoreRefused as :meth:`Worker.start` does."""
         self.worker = await Worker.start(self.settings, self._hop)
-        self._begun = BegunHops(asyncio.get_running_loop())
+        self._begun = BegunHops(self.worker, asyncio.get_running_loop())
 
     async def stop_worker(self) -> None:
         """End this worker's life; a router whose worker never started does nothing."""

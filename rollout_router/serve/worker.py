@@ -76,7 +76,7 @@ class _WorkerServer(uvicorn.Server):
                 http=public_protocol(
                     self._connection_lost.set,
                     router.settings.limits or Limits(),
-                    router.begin_hop,
+                    router,
                 ),
                 loop="uvloop",
                 ws="auto",

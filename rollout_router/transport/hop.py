@@ -22,6 +22,7 @@ from typing import Final
 
 from rollout_router.transport.hop_connection import (
     AnswerRefused,
+    Body,
     ConnectFailed,
     HopConnection,
     HopLost,
@@ -33,6 +34,7 @@ __all__ = [
     "IDLE_CONNECTIONS_MAX",
     "IDLE_S",
     "AnswerRefused",
+    "Body",
     "ConnectFailed",
     "HopClient",
     "HopLost",
@@ -219,7 +221,7 @@ class HopClient:
             raise
         return HopResponse(answer, connection, self._keep)
 
-    def start(self, socket: str, head: bytes, body: bytes | bytearray) -> HopStarted | None:
+    def start(self, socket: str, head: bytes, body: Body) -> HopStarted | None:
         """Send a whole request at once, where a connection to *socket* is idle; else None.
 
         Its *head* is right, and not that of a HEAD.

@@ -23,7 +23,17 @@ from rollout_router.transport.hop_wire import (
     HopRequest,
 )
 
-__all__ = ["BUFFERED_BYTES_MAX", "AnswerRefused", "ConnectFailed", "HopConnection", "HopLost"]
+__all__ = [
+    "BUFFERED_BYTES_MAX",
+    "AnswerRefused",
+    "Body",
+    "ConnectFailed",
+    "HopConnection",
+    "HopLost",
+]
+
+Body = bytes | bytearray | memoryview
+"""A whole one, in the memory that it came in."""
 
 BUFFERED_BYTES_MAX: Final = 128 * 1024
 """Body that may wait for its reader before the socket is left alone; one read may exceed it."""
@@ -90,13 +100,11 @@ class HopConnection(asyncio.Protocol):
         self._descriptor: int
         self._poll = select.poll()
 
-    def start(
-        self, head: bytes, body: bytes | bytearray, *, bodiless: bool = False
-    ) -> AnswerReader:
+    def start(self, head: bytes, body: Body, *, bodiless: bool = False) -> AnswerReader:
         """Send a whole request; gives its answer, of which nothing is known yet."""
         self._answer = answer = AnswerReader(bodiless=bodiless)
         if len(body) <= _JOINED_BYTES_MAX:
-            self._transport.write(head + body)
+            self._transport.write(b"".join((head, body)))
         else:
             self._transport.writelines([head, body])  # nobody waits for its end
         return answer

@@ -18,6 +18,7 @@ from rollout_router.routing.gone import GONE_KEY
 from rollout_router.routing.limits import TURNED_AWAY_MAX, Limits
 from rollout_router.routing.public_protocol import public_protocol
 from rollout_router.routing.workers_protocol import LINGER_S, WorkersProtocol
+from rollout_router.transport.hop import Body
 
 LINE = b"POST /v1/x HTTP/1.1\r\n"
 HOST = b"Host: gym\r\n"
@@ -25,12 +26,20 @@ WHOLE = LINE + HOST + b"Content-Length: 2\r\n\r\n{}"
 CHUNKED = LINE + b"Transfer-Encoding: chunked\r\n\r\n"
 
 
+class _NobodyElse:
+    def begin_hop(self, scope: Scope, body: Body, *, head: bytes | None) -> None:
+        _ = scope, body, head
+
+    def begin_again(self, head: bytes, lines: bytes, body: Body) -> None:
+        _ = head, lines, body
+
+
 @pytest.fixture(params=["private", "public"], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ports keep the same bounds; here nothing is another worker's."""
 
     def public(on_lost: Callable[[], None], limits: Limits) -> type[WorkersProtocol]:
-        return public_protocol(on_lost, limits, lambda *_: None)
+        return public_protocol(on_lost, limits, _NobodyElse())
 
     if request.param == "public":
         monkeypatch.setattr(Server, "kind", staticmethod(public))
