@@ -83,7 +83,7 @@ class PublicProtocol(WorkersProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         """The owner of a begun hop is told that its client left."""
-        begun, self._begun = self._begun, None
+        begun, self._begun, self._unread = self._begun, None, b""
         if begun is not None:
             begun.abort()
         super().connection_lost(exc)
