@@ -281,8 +281,9 @@ def _sockets_of(store: FileClaimStore, owner: Owner) -> Iterator[Path]:
     if identity is None or os.path.basename(identity.socket) != f"{owner.nonce}.sock":  # noqa: PTH119 - Path would hide a trailing slash
         return
     stem = identity.socket.removesuffix("sock")
-    # The second is the name under which a worker binds anew when its socket file was removed.
-    left = ((identity.socket, stat.S_ISSOCK), (stem + "new", stat.S_ISSOCK))
+    # ``new`` is the name under which a worker binds anew when its socket file was removed; by
+    # ``conn`` it took connections that others handed over.
+    left = [(stem + name, stat.S_ISSOCK) for name in ("sock", "new", "conn")]
     for path, is_its in (*left, (stem + "load", stat.S_ISREG)):
         try:
             if is_its(os.lstat(path).st_mode):

@@ -89,6 +89,11 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     help="A client that takes nothing of its answer for so long is cut off.",
 )
 @flag(
+    "--hand-over/--no-hand-over",
+    default=False,
+    help="Hand a client's connection over to the worker that its requests are forwarded to.",
+)
+@flag(
     "--ready-file",
     type=click.Path(path_type=Path, dir_okay=False),
     help="Written when every worker answers.",

@@ -77,6 +77,7 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         sweep_s=options["sweep_seconds"],
         connections_max=options["connections_max"],
         answer_stall_s=options["answer_stall_seconds"],
+        hand_over=options["hand_over"],
     )
 
 

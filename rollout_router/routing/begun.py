@@ -63,13 +63,29 @@ class BegunHop:
         began_s: loop time at which it was sent.
     """
 
-    __slots__ = ("_asked", "_hops", "_started", "_then", "began_s", "target", "worker")
+    __slots__ = (
+        "_asked",
+        "_hops",
+        "_started",
+        "_then",
+        "began_s",
+        "rollout_id",
+        "target",
+        "worker",
+    )
 
     def __init__(
-        self, hops: "BegunHops", worker: Worker, target: Target, started: HopStarted
+        self,
+        hops: "BegunHops",
+        worker: Worker,
+        target: Target,
+        started: HopStarted,
+        *,
+        rollout_id: str,
     ) -> None:
         self.worker: Final = worker
         self.target: Final = target
+        self.rollout_id: Final = rollout_id
         self.began_s: Final = hops.loop.time()
         self._hops: Final = hops
         self._started: Final = started
@@ -98,6 +114,8 @@ class BegunHop:
         answer = self._started.answer
         if not answer.complete or answer.status == MISDIRECTED or self.worker.ownership.leaving:
             return None
+        if answer.status not in STATUS_LINE:
+            return None
         lines, length = [STATUS_LINE[answer.status]], b""
         for name, value in answer.headers:
             if name not in _OF_THE_HOP:
@@ -124,6 +142,7 @@ class BegunHop:
         """The client left: its owner is told, and nobody is called."""
         self._hops.discard(self)
         self._started.abort()
+        del self._then  # as in :meth:`tell`
         self.worker.in_hand[False] -= 1
 
 
@@ -220,7 +239,7 @@ class BegunHops:
         if started is None:
             return None
         target = Target(owner=claim.owner, socket=identity.socket, claim_epoch=claim.claim_epoch)
-        begun = BegunHop(self, self._worker, target, started)
+        begun = BegunHop(self, self._worker, target, started, rollout_id=claim.rollout_id)
         self._waiting[begun] = None
         if self._timer is None:
             self._timer = self.loop.call_later(STRAIGHT_S, self._look)
@@ -232,9 +251,11 @@ class BegunHops:
 
     def _look(self) -> None:
         due_s = self.loop.time() - STRAIGHT_S
-        for begun in [begun for begun in self._waiting if begun.began_s <= due_s]:
+        due = [begun for begun in self._waiting if begun.began_s <= due_s]
+        others = len(self._waiting) > len(due)
+        self._timer = self.loop.call_later(STRAIGHT_S, self._look) if others else None
+        for begun in due:
             begun.tell()
-        self._timer = self.loop.call_later(STRAIGHT_S, self._look) if self._waiting else None
 
 
 def split(data: bytes) -> tuple[bytes, memoryview] | None:

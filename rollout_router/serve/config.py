@@ -41,6 +41,7 @@ class ServeConfig:
     sweep_s: float
     connections_max: int | None  # None: what the descriptors allow
     answer_stall_s: float
+    hand_over: bool
 
     def settings(self) -> Settings:
         """The router's part of it.

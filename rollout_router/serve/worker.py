@@ -31,6 +31,7 @@ from rollout_router.forked import close_in_children
 from rollout_router.routing import Router
 from rollout_router.routing.headers import without
 from rollout_router.routing.limits import Limits
+from rollout_router.routing.movable_protocol import Movable, MovableProtocol, movable_protocol
 from rollout_router.routing.public_protocol import public_protocol
 from rollout_router.serve.allocator import keep_freed_memory, keep_giving_back
 from rollout_router.serve.compose import compose
@@ -70,14 +71,14 @@ class _WorkerServer(uvicorn.Server):
         self._grace_s = config.keep_alive_grace_s
         self._link = link
         self._connection_lost = asyncio.Event()
+        self._movable: Movable | None = None  # None: connections stay where they were accepted
+        self._protocol = (movable_protocol if config.hand_over else public_protocol)(
+            self._connection_lost.set, router.settings.limits or Limits(), router
+        )
         super().__init__(
             uvicorn.Config(
                 self._closing,
-                http=public_protocol(
-                    self._connection_lost.set,
-                    router.settings.limits or Limits(),
-                    router,
-                ),
+                http=self._protocol,
                 loop="uvloop",
                 ws="auto",
                 lifespan="on",
@@ -96,6 +97,8 @@ class _WorkerServer(uvicorn.Server):
         worker = self._router.worker
         if worker is None:
             raise RuntimeError("the lifespan started no worker")
+        if issubclass(self._protocol, MovableProtocol):
+            self._movable = Movable(worker, self._protocol, self)
         gc.freeze()  # what stands now stays: no collection stops the loop to look through it again
         ready = {"id": worker.id, "pid": worker.pid, "socket": str(worker.socket_path)}
         self._link.sendall(json.dumps(ready).encode() + b"\n")
@@ -112,6 +115,8 @@ class _WorkerServer(uvicorn.Server):
             self._closing.begun = True
             for server in self.servers:
                 server.close()
+            if self._movable is not None:
+                await self._movable.stop()
             await self._wait_disconnected(min(deadline, loop.time() + self._grace_s))
             self.config.timeout_graceful_shutdown = max(1, math.ceil(deadline - loop.time()))
         await super().shutdown(sockets)

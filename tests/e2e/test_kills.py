@@ -75,7 +75,7 @@ def left_behind(gateway: Gateway, living: set[str]) -> list[str]:
     """What names a worker that is not one of the living, and temporary files."""
     run = gateway.folder / "run"
     names = [path.name for path in (gateway.state_dir / "owners").iterdir()]
-    names += [path.name.removesuffix(".sock") for path in run.iterdir() if path.is_socket()]
+    names += [path.stem for path in run.iterdir() if path.is_socket()]
     names += [str(claim["worker_id"]) for claim in gateway.claims().values()]
     temporary = [path for path in gateway.folder.rglob("*") if re.search(r"\.(tmp|new)", path.name)]
     return [name for name in names if name not in living] + [str(path) for path in temporary]

@@ -178,11 +178,12 @@ def test_c3_a_socket_that_cannot_be_removed_keeps_the_owner_file_that_names_it(
     assert sweeping(store).sockets == (dead.identity.socket,)
 
 
-def test_c3_the_socket_that_a_dead_worker_did_not_rename_any_more_goes_too(
-    store: FileClaimStore, live: Live, run_dir: Path
+@pytest.mark.parametrize("name", ["new", "conn"])  # not renamed any more; for connections
+def test_c3_the_other_socket_of_a_dead_worker_goes_too(
+    store: FileClaimStore, live: Live, run_dir: Path, name: str
 ) -> None:
     dead = live()
-    path = f"{run_dir}/{dead.owner.nonce}.new"
+    path = f"{run_dir}/{dead.owner.nonce}.{name}"
     bind(path)
     dead.close()
 
