@@ -20,6 +20,7 @@ from typing import Final, TypeVar
 
 from rollout_router.asgi import App, Message, Scope
 from rollout_router.call import CALL_KEY, Call
+from rollout_router.claims import Claim
 from rollout_router.errors import Refusal, ResponseCut
 from rollout_router.history import CallHandle, Origin
 from rollout_router.metrics import FENCED
@@ -85,13 +86,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     exchange.passed("rebuild")
     if not worker.ownership.stands(held.grant):
         mark.value = b"none"
-        FENCED.labels(where="dispatch").inc()
-        raise Refusal(
-            "claim_moved",
-            f"rollout {claim.rollout_id} moved away from this worker; nothing ran, send again",
-            rollout_id=claim.rollout_id,
-            claim_epoch=claim.claim_epoch,
-        )
+        raise _fenced(claim)
     exchange.passed("claim")
     headers = wire.without_ours(headers)
     if settings.rollout_keys is not None and exchange.kind == "rollout":
@@ -108,6 +103,16 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     finally:
         if watch is not None:
             watch.end()
+
+
+def _fenced(claim: Claim) -> Refusal:
+    FENCED.labels(where="dispatch").inc()
+    return Refusal(
+        "claim_moved",
+        f"rollout {claim.rollout_id} moved away from this worker; nothing ran, send again",
+        rollout_id=claim.rollout_id,
+        claim_epoch=claim.claim_epoch,
+    )
 
 
 async def _run(

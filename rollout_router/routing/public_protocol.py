@@ -155,12 +155,14 @@ class PublicProtocol(WorkersProtocol):
         answer = begun.take_answer() if kept and writable else None
         if answer is None:
             cycle = cycle or self._read_begun()
+            cycle.waiting_for_100_continue = False  # its body was sent on
             cycle.scope[BEGUN_KEY] = begun  # type: ignore[typeddict-unknown-key]
             super()._start_asgi_task(cycle, self.app)
             return
         self._unread = b""
         if cycle is not None:
             cycle.response_started = cycle.response_complete = True
+            cycle.body = bytearray()  # nobody else lets go of it
         self._counted.write_whole(answer)
         self.on_response_complete()
 

@@ -100,7 +100,10 @@ class _Route:
         progress.claim_epoch, progress.dispatched = begun.target.claim_epoch, True
         try:
             await self._fill()  # it is here, and may have to be sent again
-            return await self._sent(begun.target, begun=begun)
+            if await self._sent(begun.target, begun=begun):
+                return True
+            progress.claim_epoch, progress.dispatched = None, False  # its owner ran nothing
+            return False
         finally:
             begun.close()
 

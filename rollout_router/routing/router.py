@@ -53,7 +53,7 @@ class Router:
         self._header = settings.rollout_header.lower().encode("latin-1")
         sessions = settings.sessions if settings.routes else None
         self._sessions = None if sessions is None else SessionNames(sessions)
-        self._begun: BegunHops | None = None  # with the worker
+        self._hops: BegunHops | None = None  # with the worker
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one ASGI connection of the public port."""
@@ -76,8 +76,8 @@ class Router:
         look at what is known goes through :meth:`__call__`, as does what is to be refused. Another
         request with the same *head*, of :func:`begun.split`, may go by :meth:`begin_again`.
         """
-        settings, headers = self.settings, scope["headers"]
-        if self._begun is None or not settings.routes:
+        settings, worker, headers = self.settings, self.worker, scope["headers"]
+        if worker is None or self._hops is None or not settings.routes:
             return None
         if settings.server_timing or self._outermost:
             return None
@@ -85,21 +85,22 @@ class Router:
         if (
             not isinstance(found, Rollout)
             or found.kind != "rollout"
+            or found.rollout_id in worker.ownership.grants  # before a key is looked at
             or scope["method"] == "HEAD"
             or wire.first(headers, b"upgrade") is not None
             or self._refusal_of(found, headers) is not None
         ):
             return None
-        return self._begun.begin(found.rollout_id, scope, body, head=head)
+        return self._hops.begin(found.rollout_id, scope, body, head=head)
 
     def begin_again(self, head: bytes, lines: bytes, body: Body) -> BegunHop | None:
         """See :meth:`BegunHops.begin_again`."""
-        return None if self._begun is None else self._begun.begin_again(head, lines, body)
+        return None if self._hops is None else self._hops.begin_again(head, lines, body)
 
     async def start_worker(self) -> None:
         """Begin this worker's life. Raises StoreRefused as :meth:`Worker.start` does."""
         self.worker = await Worker.start(self.settings, self._hop)
-        self._begun = BegunHops(self.worker, asyncio.get_running_loop())
+        self._hops = BegunHops(self.worker, asyncio.get_running_loop())
 
     async def stop_worker(self) -> None:
         """End this worker's life; a router whose worker never started does nothing."""

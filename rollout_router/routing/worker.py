@@ -245,7 +245,11 @@ class Worker:
         await asyncio.sleep(LIFE_WATCH_S)
         while self._waiting:
             asked = list(self._waiting)
-            dead = await self.ownership.in_thread(partial(self._dead, asked))
+            try:
+                dead = await self.ownership.in_thread(partial(self._dead, asked))
+            except RuntimeError:  # no thread can be started now; all calls depend on this task
+                _logger.warning("no owner's life can be asked now", exc_info=True)
+                dead = []
             for waiting in self._waiting.intersection(dead):
                 waiting.on_death()
             await asyncio.sleep(LIFE_WATCH_S)

@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from rollout_router.bench import forward
-from rollout_router.bench.connection import BenchFailed
 from rollout_router.bench.forward import (
     CASES,
     QUICK_CASES,
@@ -115,8 +114,3 @@ def test_what_is_not_installed_is_left_out_and_a_note_says_so(
     assert [one.way for one in costs.results] == ["straight"]
     assert costs.targets() == []
     assert costs.notes == MISSING
-
-
-def test_a_proxy_that_does_not_start_is_told_with_what_it_said(folder: Path) -> None:
-    with pytest.raises(BenchFailed, match="nginx did not start"):
-        Proxy("nginx", "/bin/false", folder / "nginx", [])

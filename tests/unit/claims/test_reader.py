@@ -4,6 +4,7 @@
 import errno
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -115,3 +116,19 @@ def test_a_reader_remembers_a_bounded_number_of_claims(
         store.take(f"r{number}", owner)
         assert reader.read(f"r{number}") == reader.read(f"r{number}")
         assert len(reader._known) <= 3
+
+
+def test_c1_a_known_claim_is_no_other_of_another_size(store: FileClaimStore, live: Live) -> None:
+    owner = live().owner
+    store.take("r1", owner)
+    reader = FileClaimStore.inspect(store.state_dir)
+    true = reader.read("r1")
+    assert true is not None
+    path, signature, _ = reader._known["r1"]
+    of_another_epoch = replace(true, claim_epoch=true.claim_epoch + 1)
+    reader._known["r1"] = (
+        path,
+        signature._replace(size_bytes=signature.size_bytes + 1),
+        of_another_epoch,
+    )
+    assert reader.read("r1") == true

@@ -111,3 +111,13 @@ async def test_nothing_is_written_to_a_connection_that_was_lost_meanwhile() -> N
     assert bare.done == []
     counted.pause_reading()
     assert bare.done == ["pause"]
+
+
+async def test_what_is_written_whole_goes_at_once_behind_what_waits_and_counts() -> None:
+    bare, counted = made()
+    counted.write(HEAD)
+    counted.write_whole(HEAD + b"body")
+    assert bare.done == [HEAD, HEAD + b"body"]
+    assert counted.taken_bytes() == 0
+    bare.done.clear()  # the kernel took it
+    assert counted.taken_bytes() == 2 * len(HEAD) + 4

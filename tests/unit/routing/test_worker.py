@@ -484,3 +484,25 @@ async def test_c3_one_look_at_a_life_lock_serves_all_that_wait_for_its_owner(
     stop = worker.watch_life(owner.life.owner, "r1", dead.clear)  # and begins anew
     assert not worker._watching.done()
     stop()
+
+
+async def test_c3_a_look_that_cannot_be_done_is_done_again(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(module, "LIFE_WATCH_S", 0)
+    _, worker = await rig.start(Application())
+    owner, dead = rig.owner("r1"), asyncio.Event()
+    look = worker.ownership.in_thread
+    failures = [RuntimeError("can't start new thread")]
+
+    async def failing(work: Callable[[], Any]) -> Any:
+        if failures:
+            raise failures.pop()
+        return await look(work)
+
+    monkeypatch.setattr(worker.ownership, "in_thread", failing)
+    stop = worker.watch_life(owner.life.owner, "r1", dead.set)
+    owner.die()
+    await dead.wait()
+    stop()
+    assert "can't start new thread" in caplog.text

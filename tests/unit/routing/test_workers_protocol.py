@@ -575,6 +575,21 @@ async def test_r4_a_client_that_leaves_is_told_to_who_waits_for_nothing_of_it() 
     assert told == ["gone"]
 
 
+async def test_r2_a_client_that_leaves_before_its_application_runs_is_said_to_have_left() -> None:
+    told: list[bool] = []
+
+    async def app(scope: Scope, receive: Receive, send: Send) -> None:
+        _ = receive, send
+        scope[GONE_KEY].listen(lambda: told.append(True))
+
+    async with serving(app) as server:
+        client = server.connect()
+        client.protocol.data_received(WHOLE)
+        client.protocol.connection_lost(None)
+        await settle()
+    assert told == [True]
+
+
 async def test_r4_a_client_that_leaves_amid_its_second_answer_of_three_is_noticed() -> None:
     left: list[Message] = []
 
