@@ -28,7 +28,8 @@ class Ways:
 
     owner: Connection  # ends at the worker that owns the rollout
     other: Connection  # ends at the other worker, which forwards
-    shim: Connection
+    shim: Connection  # to one that tells what its stages took
+    untimed: Connection  # to one that does not, whose processor time is measured
     unrouted: Connection  # to a gateway whose router is off
     bare: Connection  # to what takes a body in and hashes it, and does nothing else
 
@@ -64,7 +65,7 @@ def call_stages(ways: Ways, conversation: Conversation, size: int) -> list[Stage
 
 def cpu_stages(ways: Ways, conversation: Conversation, size: int) -> list[Stage]:
     """Processor time of the sandbox side; several calls a time, the clock of a kernel is coarse."""
-    shim = _Shim(ways.shim, conversation, f"bench-{size}-cpu")
+    shim = _Shim(ways.untimed, conversation, f"bench-{size}-cpu")
     lineage = Lineage(conversation)
 
     def several(call: Callable[[], _Timed]) -> Callable[[], _Timed]:

@@ -8,7 +8,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Final
 
@@ -194,11 +194,13 @@ def _take(ways: Ways, rooms: _Rooms, size: int, rounds: int) -> _TakenAtSize:
 def _ways(folder: Path, timings: Path, say: Callable[[str], None]) -> Iterator[tuple[Ways, _Rooms]]:
     """Everything that runs, and a connection for each way that a call can go."""
     with ExitStack() as stack:
-        say("starting two gateways of two workers, and a shim")
+        say("starting two gateways of two workers, and two shims")
         routed = started(stack, folder / "on", "--server-timing")
         unrouted = started(stack, folder / "off", "--no-history-delta")
         shim = Shim(folder, routed.url, "--timings-file", str(timings))
         stack.callback(shim.service.stop)
+        untimed = Shim(folder, routed.url, name="untimed")
+        stack.callback(untimed.service.stop)
         program = [sys.executable, "-P", "-m", receive.__name__, str(os.getpid())]
         bare = Service("the bare receiver", program, log=folder / "bare.log", apart=False)
         stack.callback(bare.stop)
@@ -211,12 +213,13 @@ def _ways(folder: Path, timings: Path, say: Callable[[str], None]) -> Iterator[t
             owner=owner,
             other=other,
             shim=Connection(shim.url),
+            untimed=Connection(untimed.url),
             unrouted=Connection(unrouted.url),
             bare=Connection(bare_url),
         )
-        for connection in (ways.owner, ways.other, ways.shim, ways.unrouted, ways.bare):
-            stack.callback(connection.close)
-        cpu_s = cpu_clock_s(shim.service.process.pid, bare.process.pid)
+        for field in fields(ways):
+            stack.callback(getattr(ways, field.name).close)
+        cpu_s = cpu_clock_s(untimed.service.process.pid, bare.process.pid)
         yield ways, _Rooms(store=store, life=life, records=folder / "records", cpu_s=cpu_s)
 
 

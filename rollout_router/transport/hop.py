@@ -47,8 +47,9 @@ IDLE_S: Final = 5.0
 """An unused connection is closed after this. Owners wait longer, so that only forwarders close; a
 worker that leaves waits for it, so it is short."""
 
-IDLE_CONNECTIONS_MAX: Final = 64
-"""Unused connections kept per owner: a descriptor at both ends each."""
+IDLE_CONNECTIONS_MAX: Final = 256
+"""Unused connections kept per owner: a descriptor at both ends each. With 64, and 256 calls in
+flight, most calls made one: 2.5 times the processor time of a forwarder."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """A Unix socket connects at once or not at all; this bounds a loop that does not turn."""
