@@ -49,7 +49,7 @@ worker that leaves waits for it, so it is short."""
 
 IDLE_CONNECTIONS_MAX: Final = 256
 """Unused connections kept per owner: a descriptor at both ends each. With 64, and 256 calls in
-flight, most calls made one: 2.5 times the processor time of a forwarder."""
+flight, most calls made one: a forwarder took half as much again."""
 
 CONNECT_TIMEOUT_S: Final = 5.0
 """A Unix socket connects at once or not at all; this bounds a loop that does not turn."""
