@@ -32,6 +32,8 @@ from rollout_router.transport.hop import Body, HopResponse, HopStarted
 __all__ = [
     "BEGUN_KEY",
     "KNOWN_HEADS_MAX",
+    "KNOWN_HEAD_BYTES_MAX",
+    "KNOWN_HEAD_ROOM_BYTES",
     "STRAIGHT_S",
     "BegunHop",
     "BegunHops",
@@ -48,7 +50,14 @@ STRAIGHT_S: Final = 0.1
 the owner's life."""
 
 KNOWN_HEADS_MAX: Final = 1024
-"""Heads that are known again, some kilobytes each; all are read anew when there were more."""
+"""Heads that are known again; the one that was not met for the longest goes first."""
+
+KNOWN_HEAD_BYTES_MAX: Final = 8192
+"""A longer head is read each time. With what it became a known one takes twice its bytes."""
+
+KNOWN_HEAD_ROOM_BYTES: Final = 512
+"""So far below the bound of a server a head stays known: its length may have more digits than the
+first had, and the parser counts a header with no blank before its value as one byte more."""
 
 _END: Final = b"\r\n\r\n"
 _LENGTH: Final = b"\r\ncontent-length: "
@@ -89,6 +98,7 @@ class BegunHop:
         self.began_s: Final = hops.loop.time()
         self._hops: Final = hops
         self._started: Final = started
+        self._then: Callable[[], None] | None = None
         self._asked = False  # for its answer: whoever has that is done with the connection
         worker.in_hand[False] += 1
 
@@ -101,9 +111,9 @@ class BegunHop:
         """Call who listens."""
         self._hops.discard(self)
         self._started.listen(None)
-        then = self._then
-        del self._then  # it knows this hop: a cycle that only the collector would end
-        then()
+        then, self._then = self._then, None  # a cycle else, that only the collector would end
+        if then is not None:
+            then()
 
     def take_answer(self) -> bytes | None:
         """The answer as a server writes it, where it is here whole; the hop is over then.
@@ -128,6 +138,15 @@ class BegunHop:
         self.worker.in_hand[False] -= 1
         return b"".join(lines)
 
+    def stands(self) -> bool:
+        """Whether its rollout is still the target's. Costs a stat."""
+        try:
+            claim = self.worker.store.read(self.rollout_id)
+        except ClaimsError:
+            return False
+        expected = (self.target.owner, self.target.claim_epoch)
+        return claim is not None and (claim.owner, claim.claim_epoch) == expected
+
     async def response(self) -> HopResponse:
         """Its answer, as :meth:`HopClient.send` gives one and raises."""
         self._asked = True
@@ -142,7 +161,7 @@ class BegunHop:
         """The client left: its owner is told, and nobody is called."""
         self._hops.discard(self)
         self._started.abort()
-        del self._then  # as in :meth:`tell`
+        self._then = None  # as in :meth:`tell`
         self.worker.in_hand[False] -= 1
 
 
@@ -162,7 +181,7 @@ class BegunHops:
         self.loop: Final = loop
         self._waiting: dict[BegunHop, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
-        self._known: dict[bytes, KnownHead] = {}  # by what :func:`split` gives
+        self._known: dict[bytes, KnownHead] = {}  # by what :func:`split` gives; met last, last
 
     def begin(
         self, rollout_id: str, scope: Scope, body: Body, *, head: bytes | None
@@ -189,7 +208,7 @@ class BegunHops:
         begun = self._send(claim, begin + end, body)
         if begun is not None and head is not None:
             if len(self._known) >= KNOWN_HEADS_MAX:
-                self._known.clear()
+                del self._known[next(iter(self._known))]
             self._known[head] = KnownHead(rollout_id, claim.claim_epoch, begin)
         return begun
 
@@ -206,6 +225,7 @@ class BegunHops:
         known = self._known.get(head)
         if known is None:
             return None
+        self._known[head] = self._known.pop(head)  # met last
         claim = self._of_another(known.rollout_id)
         if claim is None or claim.claim_epoch != known.claim_epoch:
             return None
@@ -251,11 +271,13 @@ class BegunHops:
 
     def _look(self) -> None:
         due_s = self.loop.time() - STRAIGHT_S
-        due = [begun for begun in self._waiting if begun.began_s <= due_s]
-        others = len(self._waiting) > len(due)
-        self._timer = self.loop.call_later(STRAIGHT_S, self._look) if others else None
-        for begun in due:
-            begun.tell()
+        self._timer = None
+        try:
+            for begun in [begun for begun in self._waiting if begun.began_s <= due_s]:
+                begun.tell()
+        finally:  # whatever one of them meets, the others are told in time
+            if self._waiting and self._timer is None:
+                self._timer = self.loop.call_later(STRAIGHT_S, self._look)
 
 
 def split(data: bytes) -> tuple[bytes, memoryview] | None:

@@ -31,7 +31,7 @@ class MovableProtocol(PublicProtocol):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.row = Row()
-        self._peer = ""  # the private socket of the latest hop's owner
+        self._latest: BegunHop | None = None
 
     def _run_held(self) -> None:
         if self._held is not None:
@@ -40,7 +40,7 @@ class MovableProtocol(PublicProtocol):
 
     def _wait(self, begun: BegunHop, cycle: RequestResponseCycle | None = None) -> None:
         if begun is not self._begun:  # or it is only waited for anew
-            self._peer = begun.target.socket
+            self._latest = begun
             self.row.hop(begun.target.owner.nonce, begun.rollout_id)
         super()._wait(begun, cycle)
 
@@ -56,9 +56,13 @@ class MovableProtocol(PublicProtocol):
             return
         if self.transport.is_closing() or self.transport.get_write_buffer_size():
             return
+        latest = self._latest
+        if latest is None or not latest.stands():
+            self.row.clear()  # that owner sent the request away, or lost its rollout since
+            return
         self.row.tried()
         descriptor = self._counted.get_extra_info("socket").fileno()
-        if self.hand_over.give(descriptor, self._peer, self.row.tries):
+        if self.hand_over.give(descriptor, latest.target.socket, self.row.tries):
             self.transport.abort()  # closes this descriptor, and says nothing to the client
 
 

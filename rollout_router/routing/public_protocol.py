@@ -15,7 +15,14 @@ from typing import Any, ClassVar, Protocol, cast
 from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 
 from rollout_router.asgi import Scope
-from rollout_router.routing.begun import BEGUN_KEY, BegunHop, split
+from rollout_router.errors import Refusal
+from rollout_router.routing.begun import (
+    BEGUN_KEY,
+    KNOWN_HEAD_BYTES_MAX,
+    KNOWN_HEAD_ROOM_BYTES,
+    BegunHop,
+    split,
+)
 from rollout_router.routing.forward import lines_of_connection
 from rollout_router.routing.limits import Limits
 from rollout_router.routing.workers_protocol import Part, WorkersProtocol, protocol_noting
@@ -45,6 +52,9 @@ class PublicProtocol(WorkersProtocol):
         self._held: RequestResponseCycle | None = None  # the request that it found
         self._begun: BegunHop | None = None
         self._unread = b""  # the request of that hop, which the parser has not seen
+        self._rereading = False  # the parser sees it, and what it says of it comes too late
+        room = self.limits.head_bytes_max - KNOWN_HEAD_ROOM_BYTES
+        self._known_bytes_max = min(KNOWN_HEAD_BYTES_MAX, room)
 
     def connection_made(self, transport: Any) -> None:
         """What hops say of this connection is the same for all of them."""
@@ -62,8 +72,10 @@ class PublicProtocol(WorkersProtocol):
             self._read_begun()
         elif self._is_between() and (parts := split(data)) is not None:
             head, body = parts
-            if (begun := self.router.begin_again(head, self._lines, body)) is not None:
-                self._unread = data
+            if len(head) > self._known_bytes_max:
+                head = None
+            elif (begun := self.router.begin_again(head, self._lines, body)) is not None:
+                self._unread, self._fed_bytes = data, 0
                 self._wait(begun)
                 self._await_next()
                 return
@@ -136,16 +148,28 @@ class PublicProtocol(WorkersProtocol):
         self.flow.resume_reading()  # or a client that leaves is not heard of
         begun.listen(partial(self._pass_on, begun, cycle))
 
-    def _read_begun(self) -> RequestResponseCycle:
-        """Parse the request of the hop that was begun without, which was parsed once before."""
+    def _read_begun(self) -> RequestResponseCycle | None:
+        """Parse the request of the hop that was begun without.
+
+        Its head was parsed before, but for its length. Were it refused all the same, then a call
+        that may have run would be said not to have: its client gets no answer instead (R2).
+        """
         data, self._unread = self._unread, b""
+        self._rereading = True
         self._feed(data)
+        self._rereading = False
         cycle, self._held = self._held, None
         if cycle is None:
-            raise RuntimeError("a head that was parsed before was not parsed again")
-        if self._begun is not None:
+            self.transport.abort()
+        elif self._begun is not None:
             self._wait(self._begun, cycle)
         return cycle
+
+    def _refuse(self, refusal: Refusal) -> None:
+        if self._rereading:
+            self._end()
+        else:
+            super()._refuse(refusal)
 
     def _pass_on(self, begun: BegunHop, cycle: RequestResponseCycle | None) -> None:
         """Write the answer where it is whole; else the router takes the hop over."""
@@ -155,6 +179,9 @@ class PublicProtocol(WorkersProtocol):
         answer = begun.take_answer() if kept and writable else None
         if answer is None:
             cycle = cycle or self._read_begun()
+            if cycle is None:
+                begun.abort()
+                return
             cycle.waiting_for_100_continue = False  # its body was sent on
             cycle.scope[BEGUN_KEY] = begun  # type: ignore[typeddict-unknown-key]
             super()._start_asgi_task(cycle, self.app)

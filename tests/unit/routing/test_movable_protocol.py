@@ -255,6 +255,32 @@ def test_r2_a_request_that_was_begun_before_the_answer_ends_where_it_was_begun(
     run(test)
 
 
+def test_r2_a_connection_does_not_go_to_who_lost_the_rollout_meanwhile(
+    run: Callable[..., None], rig: Rig
+) -> None:
+    async def test(both: Both) -> None:
+        client, app, go = await both.forwarder.connect(), both.owner.app, asyncio.Event()
+        for _ in range(FIRST - 1):
+            await client.ask()
+        (protocol,) = both.forwarder.connections
+
+        async def held(call: AppCall) -> None:
+            await go.wait()
+            await fine(call)
+
+        app.script = held
+        client.writer.write(request())
+        await both.until(lambda: protocol._begun is not None)
+        rig.force("r1")
+        go.set()
+        assert (await client.answer()).endswith(b"fine")
+        await settle()
+        assert len(both.forwarder.connections) == 1
+        await client.close()
+
+    run(test)
+
+
 def test_r2_a_request_that_follows_at_once_runs_once(run: Callable[..., None]) -> None:
     async def test(both: Both) -> None:
         client = await both.forwarder.connect()

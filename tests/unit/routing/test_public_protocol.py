@@ -306,16 +306,77 @@ async def test_c1_the_claim_of_a_known_head_is_looked_at_as_any(rig: Rig) -> Non
     assert epochs == sorted(epochs, key=lambda epoch: epoch or 0)
 
 
-async def test_heads_are_remembered_within_a_bound(
+async def test_the_head_that_was_not_met_for_the_longest_is_forgotten(
     rig: Rig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(begun, "KNOWN_HEADS_MAX", 2)
     app = Application(answer(b"fine", headers=[(b"content-length", b"4")]))
     async with two_workers(rig, app) as port:
         client = await port.open()
-        for number in (1, 2, 3, 3, 1):
+        for number in (1, 2, 1, 3, 1, 3, 2):
             assert status(await client.ask(post(b"{}", b"X: %d" % number))) == 200
-        assert port.went == ["hop", "hop", "hop", "again", "hop"]
+        assert port.went == ["hop", "hop", "again", "hop", "again", "again", "hop"]
+
+
+def long_post(body: bytes, head_bytes: int) -> bytes:
+    """With a head of so many bytes up to its empty line, but for the digits of its length."""
+    short = post(body, b"X: ")
+    digits = len(b"%d" % len(body))
+    return post(body, b"X: " + b"x" * (head_bytes - (len(short) - 4 - len(body) - digits)))
+
+
+@pytest.mark.parametrize(
+    ("over", "went"), [(0, ["hop", "again"]), (1, ["hop", "hop"])], ids=["at", "over"]
+)
+async def test_a_longer_head_is_read_each_time(rig: Rig, over: int, went: list[str]) -> None:
+    app = Application(answer(b"fine", headers=[(b"content-length", b"4")]))
+    async with two_workers(rig, app) as port:
+        client = await port.open()
+        for _ in range(2):
+            raw = long_post(b"{}", begun.KNOWN_HEAD_BYTES_MAX + over)
+            assert status(await client.ask(raw)) == 200
+        assert port.went == went
+
+
+async def test_r2_no_digit_makes_a_known_head_too_long(rig: Rig) -> None:
+    app = Application(answer(b"fine", headers=[(b"content-length", b"4")]))
+    async with two_workers(rig, app) as port:
+        client = await port.open()
+        raw = post(b"12", b"X: ")
+        room = Limits().head_bytes_max - (len(raw) - 4 - 2 - len(b"POST  HTTP/1.1\r\n"))
+        fits = raw.replace(b"X: ", b"X: " + b"x" * (room - 2))
+        assert status(await client.ask(fits)) == 200
+        over = fits.replace(b"Content-Length: 2", b"Content-Length: 10") + b"34567890"
+        client.writer.write(over)
+        refused = await client.answer()
+        assert (status(refused), b"Nothing of it happened" in refused) == (431, True)
+        assert [call.body for call in app.calls] == [b"12"]
+
+
+async def test_r2_what_the_parser_refuses_after_all_is_cut_and_never_said_not_to_have_run(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(begun, "STRAIGHT_S", 0.001)
+    async with scripted_owner(rig, wait, asked=2) as (port, owner, worker):
+        client = await port.open()
+        port._kind.limits = Limits(headers_max=1)
+        client.writer.write(post())
+        assert await client.reader.read() == b""
+        assert (worker.in_hand[False], port.scopes) == (0, [])
+        port._kind.limits = Limits()
+    assert len(owner.requests) == 3
+
+
+async def test_stray_line_ends_between_known_requests_do_not_add_up(rig: Rig) -> None:
+    app = Application(answer(b"fine", headers=[(b"content-length", b"4")]))
+    async with two_workers(rig, app) as port:
+        client = await port.open()
+        here = client.writer.get_extra_info("sockname")
+        (protocol,) = [one for one in port.protocols if one.client == here]
+        for _ in range(12):
+            assert status(await client.ask(post())) == 200
+            protocol.data_received(b"\r\n" * 4000)
+        assert port.went.count("again") == 11
 
 
 ROUTED: dict[str, tuple[int, list[bytes]]] = {
