@@ -117,6 +117,8 @@ class GymServer(Server):
         )
         for _ in range(workers or 1):
             self.wait_line("Application startup complete")
+        if (workers or 1) == 1:  # the only process listens after that; of several, each before it
+            self.wait_line("Uvicorn running on")
         (run,) = self.runs()
         self.state_dir = run / "state"
 
