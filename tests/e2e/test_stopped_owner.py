@@ -56,6 +56,12 @@ def assert_goes_on(two: Pair) -> None:
     assert (answer.status_code, answer.headers["rollout-claim-epoch"]) == (200, str(two.epoch))
 
 
+def connected(name: str) -> int:
+    """Connections to the Unix socket of this name, as the kernel lists their owner's ends."""
+    lines = Path("/proc/net/unix").read_text().splitlines()
+    return sum(line.endswith(name) and line.split()[5] == "03" for line in lines)
+
+
 def sockets(pid: int) -> int:
     return sum(name.startswith("socket:") for name in open_files(pid))
 
@@ -143,6 +149,9 @@ def backlog_filled(path: str) -> Iterator[None]:
 
 def test_c7_c3_a_forwarder_without_descriptors_refuses_and_works_again(two: Pair) -> None:
     client, again, dead = two.clients(3)
+    # A hop that is idle needs no descriptor, and neither does a claim that was read.
+    to_owner = f"{two.gateway.claims()[two.id]['worker_id']}.sock"
+    wait_until(lambda: connected(to_owner) == 0, "no hop to the owner is idle")
     with starved(two.to_forwarder):
         client.send(request(two.id, BODY))
         assert client.outcome() in NO_DESCRIPTOR
