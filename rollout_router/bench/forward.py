@@ -237,11 +237,8 @@ def _owned(url: str, pids: Mapping[str, int]) -> dict[int, list[str]]:
     for connection in to_two_workers(url):
         for _ in range(_ROLLOUTS):
             rollout = uuid.uuid4().hex
-            path, headers = (
-                f"/sessions/{rollout}/v1/responses",
-                {"Content-Type": "application/json"},
-            )
-            answer = connection.post(path, b"{}", headers)
+            (path,) = _paths(ALONE, [rollout])
+            answer = connection.post(path, b"{}", {"Content-Type": "application/json"})
             owned[pids[str(answer.worker_id)]].append(rollout)
         connection.close()
     return owned

@@ -25,6 +25,7 @@ import uvloop
 
 from rollout_router.bench.app import ANSWER, EVENTS, STREAM_PATH
 from rollout_router.bench.connection import BenchFailed
+from rollout_router.bench.cpu import cpu_clock_s
 from rollout_router.bench.measure import percentile
 from rollout_router.processes import environment
 
@@ -314,7 +315,8 @@ async def _measured(load: Load, connections: _Connections) -> Outcome:
             used.append((connection, wires, number))
     if len({connection for connection, _, _ in used}) < len(used):
         raise BenchFailed("two groups share their connections")
-    before = [_cpu_s(pid) for pid in load.cpu_pids]
+    clocks_s = [cpu_clock_s(pid) for pid in load.cpu_pids]
+    before_s = [clock_s() for clock_s in clocks_s]
     began_s = time.perf_counter()
     for connection, wires, number in used:
         connection.begin(run, wires, number)
@@ -323,7 +325,7 @@ async def _measured(load: Load, connections: _Connections) -> Outcome:
             await run.over.wait()
     await _over(run, [connection for connection, _, _ in used])
     seconds = time.perf_counter() - began_s
-    cpu_s = [_cpu_s(pid) - start_s for pid, start_s in zip(load.cpu_pids, before, strict=True)]
+    cpu_s = [clock_s() - start_s for clock_s, start_s in zip(clocks_s, before_s, strict=True)]
     return Outcome(
         requests=len(run.taken_s),
         seconds=seconds,
@@ -331,11 +333,6 @@ async def _measured(load: Load, connections: _Connections) -> Outcome:
         p99_ms=1000 * percentile(run.taken_s, 99),
         cpu_s=cpu_s,
     )
-
-
-def _cpu_s(pid: int) -> float:
-    """The processor time of a process so far, to the nanosecond: Linux's clock of that process."""
-    return time.clock_gettime((~pid << 3) | 2)
 
 
 def _read(line: str) -> Load:

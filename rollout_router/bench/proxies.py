@@ -104,7 +104,7 @@ class Proxy:
         form, line, arguments = _FORMS[name]
         servers = "\n".join(line(number, path) for number, path in enumerate(sockets))
         settings.write_text(
-            form.format(folder=folder, port=self.port, servers=servers, user=_user())
+            form.format(folder=folder, port=self.port, servers=servers, user=getpass.getuser())
         )
         self._log = folder / "log"
         with self._log.open("wb") as log:
@@ -150,10 +150,6 @@ class Proxy:
             return
         self.stop()
         raise BenchFailed(f"{self._name} did not start: {self._log.read_text()[-500:]}")
-
-
-def _user() -> str:
-    return getpass.getuser()
 
 
 def _free_port() -> int:

@@ -81,11 +81,7 @@ def read_capped(path: str) -> bytes:
         Malformed: ``not_a_file``.
         OSError: as ``open`` and ``read``.
     """
-    fd = open_for_reading(path)
-    try:
-        return read_fd(fd)
-    finally:
-        close_unwritten(fd)
+    return read_signed(path)[1]
 
 
 def read_signed(path: str) -> tuple[os.stat_result, bytes]:

@@ -84,15 +84,9 @@ class BegunHop:
     )
 
     def __init__(
-        self,
-        hops: "BegunHops",
-        worker: Worker,
-        target: Target,
-        started: HopStarted,
-        *,
-        rollout_id: str,
+        self, hops: "BegunHops", target: Target, started: HopStarted, *, rollout_id: str
     ) -> None:
-        self.worker: Final = worker
+        self.worker: Final = hops.worker
         self.target: Final = target
         self.rollout_id: Final = rollout_id
         self.began_s: Final = hops.loop.time()
@@ -100,7 +94,7 @@ class BegunHop:
         self._started: Final = started
         self._then: Callable[[], None] | None = None
         self._asked = False  # for its answer: whoever has that is done with the connection
-        worker.in_hand[False] += 1
+        self.worker.in_hand[False] += 1
 
     def listen(self, then: Callable[[], None]) -> None:
         """Call *then* once: when there is news of the answer, or none came in time."""
@@ -122,9 +116,8 @@ class BegunHop:
         a worker that leaves and has to say so.
         """
         answer = self._started.answer
-        if not answer.complete or answer.status == MISDIRECTED or self.worker.ownership.leaving:
-            return None
-        if answer.status not in STATUS_LINE:
+        odd = answer.status == MISDIRECTED or answer.status not in STATUS_LINE
+        if odd or not answer.complete or self.worker.ownership.leaving:
             return None
         lines, length = [STATUS_LINE[answer.status]], b""
         for name, value in answer.headers:
@@ -177,7 +170,7 @@ class BegunHops:
     """Those of one worker, the one timer that they have together, and the heads that they had."""
 
     def __init__(self, worker: Worker, loop: asyncio.AbstractEventLoop) -> None:
-        self._worker: Final = worker
+        self.worker: Final = worker
         self.loop: Final = loop
         self._waiting: dict[BegunHop, None] = {}  # oldest first
         self._timer: asyncio.TimerHandle | None = None
@@ -199,7 +192,7 @@ class BegunHops:
         claim = self._of_another(rollout_id)
         if claim is None:
             return None
-        header = self._worker.settings.header_of("rollout")
+        header = self.worker.settings.header_of("rollout")
         begin = begin_of_head(scope, identity=header, claim_epoch=claim.claim_epoch)
         if begin is None:
             return None
@@ -233,7 +226,7 @@ class BegunHops:
 
     def _of_another(self, rollout_id: str) -> Claim | None:
         """The claim of another worker, to which the request is to be forwarded."""
-        worker = self._worker
+        worker = self.worker
         if (
             worker.closed
             or worker.pid != os.getpid()
@@ -252,14 +245,14 @@ class BegunHops:
         return decision.claim if isinstance(decision, Forward) else None
 
     def _send(self, claim: Claim, head: bytes, body: Body) -> BegunHop | None:
-        identity = self._worker.known_identity(claim.owner.nonce)
+        identity = self.worker.known_identity(claim.owner.nonce)
         if identity is None:
             return None
-        started = self._worker.hops.start(identity.socket, head, body)
+        started = self.worker.hops.start(identity.socket, head, body)
         if started is None:
             return None
         target = Target(owner=claim.owner, socket=identity.socket, claim_epoch=claim.claim_epoch)
-        begun = BegunHop(self, self._worker, target, started, rollout_id=claim.rollout_id)
+        begun = BegunHop(self, target, started, rollout_id=claim.rollout_id)
         self._waiting[begun] = None
         if self._timer is None:
             self._timer = self.loop.call_later(STRAIGHT_S, self._look)

@@ -16,9 +16,8 @@ from uvicorn.protocols.http.httptools_impl import RequestResponseCycle
 from rollout_router.routing.begun import BegunHop
 from rollout_router.routing.hand_over import HandOver, Row
 from rollout_router.routing.limits import Limits
-from rollout_router.routing.public_protocol import Begins, PublicProtocol
+from rollout_router.routing.public_protocol import Begins, PublicProtocol, public_protocol
 from rollout_router.routing.worker import Worker
-from rollout_router.routing.workers_protocol import protocol_noting
 
 __all__ = ["Movable", "MovableProtocol", "movable_protocol"]
 
@@ -69,9 +68,8 @@ class MovableProtocol(PublicProtocol):
 def movable_protocol(
     on_lost: Callable[[], None], limits: Limits, router: Begins
 ) -> type[MovableProtocol]:
-    """The protocol of one public port; see :func:`protocol_noting`."""
-    kinds = (MovableProtocol, protocol_noting(on_lost, limits))
-    return type("Protocol", kinds, {"router": router})
+    """The same as :func:`public_protocol`, of connections that move."""
+    return type("Protocol", (MovableProtocol, public_protocol(on_lost, limits, router)), {})
 
 
 class Movable:

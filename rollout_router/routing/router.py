@@ -231,14 +231,12 @@ class Router:
         )
         worker = self.worker
         begun: BegunHop | None = scope.get(BEGUN_KEY)
-        if begun is not None:  # and counted: whatever becomes of this worker, it may have run
-            await _counted(
-                begun.worker, exchange, route(self.app, begun.worker, exchange), hop=False
-            )
+        if begun is not None:  # whatever has become of this worker, it may have run
+            worker = begun.worker
         elif worker is None or worker.pid != os.getpid() or worker.closed:
             await _refuse(exchange, _no_worker(rollout_id), worker)
-        else:
-            await _counted(worker, exchange, route(self.app, worker, exchange), hop=False)
+            return
+        await _counted(worker, exchange, route(self.app, worker, exchange), hop=False)
 
     async def _private(self, scope: Scope, receive: Receive, send: Send) -> None:
         """A request over the private socket: served here or refused, never forwarded (R1)."""

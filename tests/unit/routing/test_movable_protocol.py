@@ -132,6 +132,22 @@ class Both:
             lambda: (len(self.forwarder.connections), len(self.owner.connections)) == expected
         )
 
+    async def waiting(self) -> tuple[Client, MovableProtocol, asyncio.Event]:
+        """A client whose connection may move with the next answer, which the event lets go."""
+        client, go = await self.forwarder.connect(), asyncio.Event()
+        for _ in range(FIRST - 1):
+            await client.ask()
+        (protocol,) = self.forwarder.connections
+
+        async def held(call: AppCall) -> None:
+            await go.wait()
+            await fine(call)
+
+        self.owner.app.script = held
+        client.writer.write(request())
+        await self.until(lambda: protocol._begun is not None)
+        return client, protocol, go
+
     async def moved(self, client: Client) -> None:
         """Ask until the connection has moved, and no longer."""
         while self.forwarder.connections:
@@ -227,18 +243,7 @@ def test_r2_a_request_that_was_begun_before_the_answer_ends_where_it_was_begun(
     run: Callable[..., None], sent_bytes: int
 ) -> None:
     async def test(both: Both) -> None:
-        client, app, go = await both.forwarder.connect(), both.owner.app, asyncio.Event()
-        for _ in range(FIRST - 1):
-            await client.ask()
-        (protocol,) = both.forwarder.connections
-
-        async def held(call: AppCall) -> None:
-            await go.wait()
-            await fine(call)
-
-        app.script = held
-        client.writer.write(request())
-        await both.until(lambda: protocol._begun is not None)
+        client, protocol, go = await both.waiting()
         client.writer.write(request()[:sent_bytes])
         await both.until(lambda: protocol._part is Part.HEAD or len(protocol.pipeline) > 0)
         go.set()
@@ -246,10 +251,10 @@ def test_r2_a_request_that_was_begun_before_the_answer_ends_where_it_was_begun(
         await settle()
         client.writer.write(request()[sent_bytes:])
         assert (await client.answer()).endswith(b"fine")
-        assert len(app.calls) == FIRST + 1
+        assert len(both.owner.app.calls) == FIRST + 1
         await both.have(0, 1)
         assert (await client.ask()).endswith(b"fine")
-        assert len(app.calls) == FIRST + 2
+        assert len(both.owner.app.calls) == FIRST + 2
         await client.close()
 
     run(test)
@@ -259,18 +264,7 @@ def test_r2_a_connection_does_not_go_to_who_lost_the_rollout_meanwhile(
     run: Callable[..., None], rig: Rig
 ) -> None:
     async def test(both: Both) -> None:
-        client, app, go = await both.forwarder.connect(), both.owner.app, asyncio.Event()
-        for _ in range(FIRST - 1):
-            await client.ask()
-        (protocol,) = both.forwarder.connections
-
-        async def held(call: AppCall) -> None:
-            await go.wait()
-            await fine(call)
-
-        app.script = held
-        client.writer.write(request())
-        await both.until(lambda: protocol._begun is not None)
+        client, _, go = await both.waiting()
         rig.force("r1")
         go.set()
         assert (await client.answer()).endswith(b"fine")
