@@ -14,7 +14,7 @@ has errors of its own, and the middleware translates them here, once.
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import ClassVar, Final
 
 __all__ = ["ANSWERS", "Answer", "Refusal", "ResponseCut"]
 
@@ -61,12 +61,15 @@ class Refusal(Exception):  # noqa: N818 - a refusal is an answer of the protocol
     """An answer of the protocol that is not the application's.
 
     Args:
-        code: a key of :data:`ANSWERS`; ``KeyError`` otherwise.
+        code: a key of :attr:`answers`; ``KeyError`` otherwise.
         message: for people: what happened, to which rollout, what to do.
         rollout_id: None where the request names none.
         claim_epoch: the epoch that the refuser knows of, None where it knows of none.
         status: only ``claim_moved`` overrides it, with 421, between workers.
     """
+
+    answers: ClassVar[Mapping[str, Answer]] = ANSWERS
+    """The codes that this kind of refusal has."""
 
     def __init__(
         self,
@@ -77,7 +80,7 @@ class Refusal(Exception):  # noqa: N818 - a refusal is an answer of the protocol
         claim_epoch: int | None = None,
         status: int | None = None,
     ) -> None:
-        answer = ANSWERS[code]
+        answer = self.answers[code]
         super().__init__(message)
         self.code = code
         self.message = message

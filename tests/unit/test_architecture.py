@@ -41,6 +41,7 @@ ROOMS = {
     "gateway": SHARED,
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},
     "integrations": {"asgi", "routing"},
+    "checkpoint": {*SHARED, "claims", "operate"},
     "demo": {"processes", "transport"},
     "harness": {"asgi", "claims", "errors", "gateway", *FIGURES, "transport"},
     "operate": {"claims"},
