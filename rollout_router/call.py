@@ -5,12 +5,28 @@
 Sinks read it; an application may. It is not set for a request without a rollout identity (R7).
 """
 
-from dataclasses import dataclass
-from typing import Final
+from dataclasses import dataclass, field
+from typing import Final, Protocol
 
-__all__ = ["CALL_KEY", "Call"]
+__all__ = ["CALL_KEY", "Call", "Steps"]
 
 CALL_KEY: Final = "rollout_router.call"
+
+
+class Steps(Protocol):
+    """The gate of a worker, for a call that works in steps and may wait between them."""
+
+    def begin(self) -> bool:
+        """Count a step in; False where the gate is closed, and nothing was counted."""
+        ...
+
+    def end(self) -> None:
+        """The step is over."""
+        ...
+
+    async def wait_open(self) -> None:
+        """Return once the gate is open."""
+        ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -21,3 +37,4 @@ class Call:
     claim_epoch: int | None  # None: routing is off, nothing was claimed (R7)
     worker_id: str
     store_id: str
+    steps: Steps | None = field(default=None, repr=False, compare=False)

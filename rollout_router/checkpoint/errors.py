@@ -41,6 +41,7 @@ CODES: Final[Mapping[str, Code]] = {
     "environment_unavailable": Code(status=503, retry_after=True),
     # Of a run, when it is opened.
     "rollout_unclaimed": Code(status=400),
+    "task_invalid": Code(status=400),
     "rollout_unknown": Code(status=404),
     "task_changed": Code(status=409),
     "loop_changed": Code(status=409),
@@ -49,6 +50,8 @@ CODES: Final[Mapping[str, Code]] = {
     "receipt_mismatch": Code(status=409),
     "rollout_quarantined": Code(status=409),
     "rollout_completed": Code(status=409),
+    "rollout_open": Code(status=409),
+    "journal_of_another": Code(status=409),
     "journal_unavailable": Code(status=503, retry_after=True),
     "operation_unavailable": Code(status=503, retry_after=True),
     # Of what a run has recorded, or is about to.

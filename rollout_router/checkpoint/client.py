@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Performing an operation over HTTP, and telling what became of it.
+
+    answer                                       what it means
+    2xx, 4xx of the application                  performed: the answer is the result
+    503 or 429 with Retry-After, no connection   not performed: refused before anything happened
+    409 checkpoint_parked                        likewise, as gyms say it
+    500 environment_failed                       not performed: the environment was set back
+    409, 404, 410 with a code of ours            a refusal of the environment, with its outcome
+    any other 5xx, a cut or late answer          lost: it may have been performed
+
+Nothing is sent again here: an operation is, by its run, under the same id.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+import aiohttp
+
+from rollout_router.checkpoint.effects import Lost, NotPerformed
+from rollout_router.checkpoint.errors import CODES, CheckpointRefusal
+from rollout_router.checkpoint.wire import REVISION, Operation
+
+__all__ = ["ANSWER_BYTES_MAX", "Answer", "Caller"]
+
+ANSWER_BYTES_MAX: Final = 64 << 20
+"""Bytes of one answer; it protects memory. A longer one cannot be recorded and counts as lost."""
+
+_REFUSED: Final = (503, 429)
+_NOT_PERFORMED: Final = frozenset({"checkpoint_parked", "environment_failed"})
+_SERVER_ERROR: Final = 500
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Answer:
+    """What a server answered to an operation that it performed."""
+
+    status: int
+    document: Any
+    cookies: Mapping[str, str]  # those that it set
+    revision: int | None
+
+
+class Caller:
+    """Sends operations to one server; an asynchronous context manager opens its connections.
+
+    Args:
+        url: of the server, without a slash at its end.
+        timeout_s: for one answer; None waits as long as it takes.
+    """
+
+    def __init__(self, url: str, *, timeout_s: float | None = None) -> None:
+        self.url = url.rstrip("/")
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._client: aiohttp.ClientSession | None = None
+
+    async def __aenter__(self) -> Self:
+        self._client = aiohttp.ClientSession(
+            timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
+        )
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        if self._client is not None:
+            await self._client.close()
+
+    async def post(
+        self,
+        operation: Operation,
+        path: str,
+        document: Any,
+        *,
+        cookies: Mapping[str, str] | None = None,
+    ) -> Answer:
+        """Send one operation.
+
+        Raises:
+            NotPerformed, Lost, CheckpointRefusal: as the module says.
+        """
+        headers = operation.headers()
+        if cookies:
+            headers["cookie"] = "; ".join(f"{name}={value}" for name, value in cookies.items())
+        return await self._sent("POST", path, document, headers)
+
+    async def forget(self, environment_id: str) -> None:
+        """Tell an environment server that an environment is no longer needed; again is fine.
+
+        Raises:
+            CheckpointRefusal: ``environment_unreachable``.
+        """
+        try:
+            await self._sent("DELETE", f"/ng-control/v1/environments/{environment_id}", None, {})
+        except (NotPerformed, Lost) as error:
+            raise CheckpointRefusal(
+                "environment_unreachable",
+                f"environment {environment_id} could not be given up at {self.url}: {error}",
+            ) from error
+
+    async def _sent(
+        self, method: str, path: str, document: Any, headers: Mapping[str, str]
+    ) -> Answer:
+        if self._client is None:
+            raise RuntimeError("a caller is used within its context")
+        try:
+            async with self._client.request(
+                method,
+                self.url + path,
+                json=document,
+                headers=headers,
+                allow_redirects=False,
+            ) as response:
+                raw = await _whole(response)
+        except aiohttp.ClientConnectorError as error:
+            raise NotPerformed(f"{self.url} takes no connection: {error}") from error
+        except (aiohttp.ClientError, TimeoutError, OSError) as error:
+            raise Lost(f"{method} {path}: {error!r}") from error
+        return _judged(path, response, raw)
+
+
+async def _whole(response: aiohttp.ClientResponse) -> bytes:
+    raw = bytearray()
+    async for chunk in response.content.iter_any():
+        raw += chunk
+        if len(raw) > ANSWER_BYTES_MAX:
+            raise Lost(f"the answer is longer than {ANSWER_BYTES_MAX} bytes")
+    return bytes(raw)
+
+
+def _judged(path: str, response: aiohttp.ClientResponse, raw: bytes) -> Answer:
+    """What became of the operation, from the whole answer."""
+    try:
+        document = json.loads(raw) if raw else None
+    except ValueError:
+        document = None
+    status, (code, message) = response.status, _error_of(document)
+    said = f"{path}: {status} {code or raw[:200]!r} {message}".rstrip()
+    retry_after_s = _seconds(response.headers.get("retry-after"))
+    if code in _NOT_PERFORMED or (status in _REFUSED and retry_after_s is not None):
+        raise NotPerformed(said, retry_after_s=retry_after_s or 0.0)
+    if code in CODES:
+        raise CheckpointRefusal(code, said)
+    if status >= _SERVER_ERROR or (raw and document is None):
+        raise Lost(said)
+    revision = response.headers.get(REVISION, "")
+    return Answer(
+        status=status,
+        document=document,
+        cookies={name: morsel.value for name, morsel in response.cookies.items()},
+        revision=int(revision) if revision.isascii() and revision.isdigit() else None,
+    )
+
+
+def _error_of(document: Any) -> tuple[str, str]:
+    """Code and message of an answer in the form of our errors; empty where it has another."""
+    error = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(error, dict):
+        return "", ""
+    return str(error.get("code") or ""), str(error.get("message") or "")
+
+
+def _seconds(text: str | None) -> float | None:
+    """Retry-After in seconds; None without one, and for a date, which our servers do not send."""
+    try:
+        seconds = float(text or "")
+    except ValueError:
+        return None
+    return seconds if math.isfinite(seconds) and seconds >= 0 else None

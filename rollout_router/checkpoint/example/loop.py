@@ -1,0 +1,60 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The loop of a tool-using agent: each operation of the session, performed where it belongs."""
+
+from functools import partial
+from typing import Any
+
+from rollout_router.checkpoint.client import Caller
+from rollout_router.checkpoint.effects import Lost, Performed
+from rollout_router.checkpoint.run import Run
+from rollout_router.checkpoint.tool_session import Next, SessionTask, ToolSession
+from rollout_router.checkpoint.wire import Operation
+
+__all__ = ["Player"]
+
+_OK = 200
+
+
+class Player:
+    """Plays sessions with one model server and one environment server.
+
+    Every call names its rollout in its path, so that a gateway routes it; a close is an operation
+    like any other and never a matter of clean-up: what is cancelled here goes on elsewhere.
+    """
+
+    def __init__(self, model: Caller, environment: Caller) -> None:
+        self._model = model
+        self._environment = environment
+
+    async def play(self, run: Run, document: Any) -> dict[str, Any]:
+        """A loop of :class:`Sessions`: *document* is a :class:`SessionTask` as JSON."""
+        session = ToolSession.begin(SessionTask.from_document(document), run.environment_id)
+        while (asked := session.next()) is not None:
+            value = await run.op(
+                asked.kind,
+                asked.request,
+                partial(self._perform, asked),
+                effect=asked.effect,
+                environment_id=None if asked.kind == "model" else session.environment_id,
+            )
+            session = session.after(asked.kind, value)
+        return session.result()
+
+    async def _perform(self, asked: Next, operation: Operation) -> Performed:
+        if asked.kind == "model":
+            return await self._sample(asked, operation)
+        path = f"/ng-rollout/{operation.rollout_id}/{asked.kind}"
+        answer = await self._environment.post(operation, path, asked.request)
+        if answer.status != _OK:
+            # Never an observation, and never a reward: the environment did not do it.
+            raise Lost(f"{path}: {answer.status} {answer.document!r:.300}")
+        return Performed(value=answer.document, revision=answer.revision)
+
+    async def _sample(self, asked: Next, operation: Operation) -> Performed:
+        path = f"/ng-rollout/{operation.rollout_id}/v1/responses"
+        body, cookies = asked.request["body"], asked.request["cookies"]
+        answer = await self._model.post(operation, path, body, cookies=cookies)
+        value = {"status": answer.status, "cookies": dict(answer.cookies)}
+        if answer.status == _OK:
+            value["response"] = answer.document
+        return Performed(value=value)

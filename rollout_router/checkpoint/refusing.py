@@ -1,0 +1,109 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a journal looks at before it changes anything (F1). All of it runs in a transaction."""
+
+import sqlite3
+from dataclasses import dataclass
+
+from rollout_router.checkpoint.errors import CheckpointRefusal
+from rollout_router.checkpoint.rows import Rollout
+from rollout_router.checkpoint.tables import rollout_of
+
+__all__ = [
+    "Completed",
+    "check_epoch",
+    "check_same",
+    "completed_of",
+    "known",
+    "not_open",
+    "refused",
+    "with_receipt",
+]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Completed:
+    """A result, until it is acknowledged."""
+
+    rollout_id: str
+    receipt: str
+    payload: str  # canonical JSON
+
+
+def known(db: sqlite3.Connection, rollout_id: str) -> Rollout:
+    """One rollout; ``rollout_unknown`` where there is none."""
+    found = rollout_of(db, rollout_id)
+    if found is None:
+        raise CheckpointRefusal(
+            "rollout_unknown",
+            f"rollout {rollout_id}: this journal does not know it",
+            rollout_id=rollout_id,
+        )
+    return found
+
+
+def with_receipt(
+    db: sqlite3.Connection, rollout_id: str, claim_epoch: int, receipt: str
+) -> Rollout:
+    """A rollout whose result has *receipt*, asked for under an epoch that still counts."""
+    found = known(db, rollout_id)
+    check_epoch(found, claim_epoch)
+    held = db.execute("SELECT receipt FROM outbox WHERE rollout_id=?", (rollout_id,)).fetchone()
+    if held is None:
+        raise refused("rollout_open", found, "it is not completed: there is no result")
+    if held[0] != receipt:
+        raise refused("receipt_mismatch", found, f"its result has the receipt {held[0]}")
+    return found
+
+
+def completed_of(db: sqlite3.Connection, rollout_id: str) -> Completed:
+    """The result of a rollout that is completed."""
+    row = db.execute(
+        "SELECT rollout_id, receipt, payload FROM outbox WHERE rollout_id=?", (rollout_id,)
+    ).fetchone()
+    return Completed(rollout_id=row[0], receipt=row[1], payload=row[2])
+
+
+def check_epoch(found: Rollout, claim_epoch: int) -> None:
+    """Refuse an epoch below the highest that was seen: ``stale_attempt``."""
+    if claim_epoch < found.claim_epoch:
+        raise refused(
+            "stale_attempt", found, f"claim epoch {claim_epoch} is behind {found.claim_epoch}"
+        )
+
+
+def check_same(found: Rollout, task: str, loop_digest: str, configuration_digest: str) -> None:
+    """Refuse what would contradict the record: ``task_changed`` and its like."""
+    for what, asked, recorded in (
+        ("task", task, found.task),
+        ("loop", loop_digest, found.loop_digest),
+        ("configuration", configuration_digest, found.configuration_digest),
+    ):
+        if asked != recorded:
+            raise refused(
+                f"{what}_changed",
+                found,
+                f"its {what} is not the one that it was begun with; give it that one, or restart"
+                " it (`rollout-router sessions restart`)",
+            )
+
+
+def not_open(found: Rollout) -> CheckpointRefusal:
+    """Why a rollout that is not open cannot be continued."""
+    match found.status:
+        case "quarantined":
+            why = f"it was set aside ({found.reason}): `rollout-router sessions restart` begins it"
+            return refused("rollout_quarantined", found, f"{why} anew")
+        case "acknowledged":
+            return refused("result_acknowledged", found, "its result was taken and acknowledged")
+        case _:
+            return refused("rollout_completed", found, "it is completed")
+
+
+def refused(code: str, found: Rollout, why: str) -> CheckpointRefusal:
+    """A refusal about *found*."""
+    return CheckpointRefusal(
+        code,
+        f"rollout {found.rollout_id}: {why}",
+        rollout_id=found.rollout_id,
+        claim_epoch=found.claim_epoch,
+    )
