@@ -20,7 +20,7 @@ from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.rows import Recorded, Rollout
 from rollout_router.checkpoint.tool_session import SessionTask, ToolSession
 
-__all__ = ["SCHEMA", "Boundary", "BoundaryRecord", "boundary_of", "session_of"]
+__all__ = ["SCHEMA", "Boundary", "BoundaryRecord", "boundary_of", "revisions_of", "session_of"]
 
 SCHEMA: Final = 1
 

@@ -40,6 +40,7 @@ from rollout_router.checkpoint.tables import (
     remove_intent,
     rollout_of,
     rows_of,
+    update_rollout,
 )
 
 __all__ = ["Completed", "Journal", "Opened"]
@@ -83,7 +84,7 @@ class Journal:
         now: Callable[[], str] = _utc_now,
     ) -> None:
         self.instance, self.run, self.store_id = instance, run, store_id
-        self._now = now
+        self.now = now
         self.database = Database(
             path, schema=SCHEMA, version=VERSION, what="the journal", code="journal_unavailable"
         )
@@ -130,7 +131,7 @@ class Journal:
             first=1,
             next=1,
             head="",
-            changed_at=self._now(),
+            changed_at=self.now(),
         )
 
         def change(db: sqlite3.Connection) -> Opened | Completed:
@@ -156,7 +157,7 @@ class Journal:
                 db.execute(
                     "UPDATE rollout SET claim_epoch=?, attempt=attempt+1, changed_at=?"
                     " WHERE rollout_id=?",
-                    (claim_epoch, self._now(), rollout_id),
+                    (claim_epoch, self.now(), rollout_id),
                 )
             return Opened(rollout=known(db, rollout_id), rows=rows_of(db, rollout_id))
 
@@ -193,7 +194,7 @@ class Journal:
             insert_row(db, rollout.rollout_id, row)
             db.execute(
                 "UPDATE rollout SET next=next+1, head=?, changed_at=? WHERE rollout_id=?",
-                (row.chain, self._now(), rollout.rollout_id),
+                (row.chain, self.now(), rollout.rollout_id),
             )
             return known(db, rollout.rollout_id)
 
@@ -312,20 +313,14 @@ class Journal:
     def _mark(self, db: sqlite3.Connection, rollout_id: str, status: str, reason: str) -> None:
         db.execute(
             "UPDATE rollout SET status=?, reason=?, changed_at=? WHERE rollout_id=?",
-            (status, reason, self._now(), rollout_id),
+            (status, reason, self.now(), rollout_id),
         )
 
     def _restarted(self, db: sqlite3.Connection, rollout: Rollout, reason: str) -> Rollout:
+        anew = replace(rollout.begun_anew(reason), changed_at=self.now())
         db.execute("DELETE FROM operation WHERE rollout_id=?", (rollout.rollout_id,))
-        # The next number may have been sent already, and whoever received it knows it.
-        first = rollout.next + 1
-        new = replace(rollout, restarts=rollout.restarts + 1, first=first, next=first)
-        db.execute(
-            "UPDATE rollout SET status='open', reason=?, restarts=?, first=?, next=?, head=?,"
-            " changed_at=? WHERE rollout_id=?",
-            (reason, new.restarts, new.first, new.next, new.genesis, self._now(), new.rollout_id),
-        )
-        return known(db, rollout.rollout_id)
+        update_rollout(db, anew)
+        return anew
 
     def _bind(self, db: sqlite3.Connection) -> None:
         ours = {"instance": self.instance, "run": self.run, "store_id": self.store_id}

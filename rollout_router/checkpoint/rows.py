@@ -9,7 +9,7 @@ attempts: a rollout that was interrupted ends with the same links as one that wa
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal, get_args
 
 from rollout_router.checkpoint.digests import canonical, chained, digest, link
@@ -56,6 +56,23 @@ class Rollout:
         """The link before the first operation."""
         parts = (self.rollout_id, self.loop_digest, self.configuration_digest)
         return chained(*parts, digest(self.task), self.restarts, self.first)
+
+    def begun_anew(self, reason: str) -> "Rollout":
+        """It, at its beginning again: what was recorded is given up.
+
+        The number of the operation that would have come next is not used again: it may have been
+        sent, and then its receiver knows it.
+        """
+        first = self.next + 1
+        anew = replace(
+            self,
+            status="open",
+            reason=reason,
+            restarts=self.restarts + 1,
+            first=first,
+            next=first,
+        )
+        return replace(anew, head=anew.genesis)
 
     @property
     def discarded(self) -> bool:

@@ -10,17 +10,22 @@ from collections.abc import Mapping
 from dataclasses import asdict, fields
 from typing import Any, Final
 
+from rollout_router.checkpoint.phases import Checkpoint
 from rollout_router.checkpoint.rows import Recorded, Rollout
 
 __all__ = [
     "SCHEMA",
     "VERSION",
     "all_rollouts",
+    "checkpoints",
     "insert",
     "insert_row",
+    "outbox_of",
     "remove_intent",
     "rollout_of",
     "rows_of",
+    "save_checkpoint",
+    "update_rollout",
 ]
 
 VERSION: Final = 1
@@ -74,6 +79,7 @@ CREATE TABLE IF NOT EXISTS checkpoint (
 """
 
 _ROLLOUT: Final = ", ".join(field.name for field in fields(Rollout))
+_CHECKPOINT: Final = ", ".join(field.name for field in fields(Checkpoint))
 _RECORDED: Final = ", ".join(field.name for field in fields(Recorded))
 
 
@@ -107,6 +113,16 @@ def insert(db: sqlite3.Connection, table: str, values: Mapping[str, Any]) -> Non
     )
 
 
+def update_rollout(db: sqlite3.Connection, rollout: Rollout) -> None:
+    """Write every field of a rollout that is there."""
+    values = asdict(rollout)
+    changes = ", ".join(f"{name}=?" for name in values)
+    db.execute(
+        f"UPDATE rollout SET {changes} WHERE rollout_id=?",  # noqa: S608 - our columns
+        (*values.values(), rollout.rollout_id),
+    )
+
+
 def insert_row(db: sqlite3.Connection, rollout_id: str, row: Recorded) -> None:
     """One operation, or an intent, in place of an intent with its number."""
     remove_intent(db, rollout_id, row.sequence)
@@ -123,3 +139,32 @@ def remove_intent(db: sqlite3.Connection, rollout_id: str, sequence: int) -> Non
 
 def _rollout(row: tuple[Any, ...]) -> Rollout:
     return Rollout(**dict(zip([field.name for field in fields(Rollout)], row, strict=True)))
+
+
+def outbox_of(db: sqlite3.Connection, rollout_id: str) -> tuple[str, str | None] | None:
+    """Receipt and payload of a completed rollout; no payload once it was acknowledged."""
+    found: tuple[str, str | None] | None = db.execute(
+        "SELECT receipt, payload FROM outbox WHERE rollout_id=?", (rollout_id,)
+    ).fetchone()
+    return found
+
+
+def checkpoints(db: sqlite3.Connection) -> list[Checkpoint]:
+    """Every checkpoint that this journal knows, in the order of their first change."""
+    rows = db.execute(f"SELECT {_CHECKPOINT} FROM checkpoint ORDER BY rowid")  # noqa: S608 - our columns
+    names = [field.name for field in fields(Checkpoint)]
+    return [Checkpoint(**dict(zip(names, row, strict=True))) for row in rows]
+
+
+def save_checkpoint(db: sqlite3.Connection, checkpoint: Checkpoint) -> None:
+    """Write what became of a checkpoint; one that never began is taken out."""
+    if checkpoint.phase == "none":
+        db.execute("DELETE FROM checkpoint WHERE checkpoint_id=?", (checkpoint.checkpoint_id,))
+        return
+    values = asdict(checkpoint)
+    changes = ", ".join(f"{name}=excluded.{name}" for name in values)
+    db.execute(
+        f"INSERT INTO checkpoint ({', '.join(values)}) VALUES ({', '.join('?' * len(values))})"  # noqa: S608 - our columns
+        f" ON CONFLICT (checkpoint_id) DO UPDATE SET {changes}",
+        tuple(values.values()),
+    )

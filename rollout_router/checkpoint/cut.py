@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What a checkpoint keeps of each rollout, read one after the other.
+
+Each is consistent in itself: its operations are read at one moment, and its environments must stand
+at the revisions that these recorded. Rollouts share nothing, so no moment is common to them.
+"""
+
+import json
+import sqlite3
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rollout_router.checkpoint.boundary import boundary_of, revisions_of
+from rollout_router.checkpoint.environment_server import EnvironmentServer
+from rollout_router.checkpoint.errors import CheckpointRefusal
+from rollout_router.checkpoint.journal import Journal
+from rollout_router.checkpoint.records import Kept, agree
+from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole
+from rollout_router.checkpoint.run import Run
+from rollout_router.checkpoint.tables import all_rollouts, outbox_of, rollout_of, rows_of
+from rollout_router.checkpoint.tool_session import SessionTask
+
+__all__ = ["Cut"]
+
+
+class Cut:
+    """The rollouts of a journal, each as a checkpoint keeps it; iterate once.
+
+    Args:
+        journal: whose rollouts.
+        server: where their environments are; None where no loop has any.
+        scope: ids of rollouts that must be able to go on, and no others; None: all, as they are.
+    """
+
+    def __init__(
+        self, journal: Journal, server: EnvironmentServer | None, scope: Sequence[str] | None
+    ) -> None:
+        self._journal = journal
+        self._server = server
+        self._scope = scope
+        self._restarts: list[str] = []
+        self._deliverable: dict[str, str] = {}
+
+    def summary(self) -> tuple[list[str], dict[str, str]]:
+        """After it was iterated: who begins again, and the receipt of each waiting result."""
+        return self._restarts, self._deliverable
+
+    def __iter__(self) -> Iterator[Kept]:
+        """Each rollout; one that is set aside is left out.
+
+        Raises:
+            CheckpointRefusal: as :meth:`Checkpoints.commit`.
+        """
+        ids = self._scope
+        if ids is None:
+            found = self._journal.database.read(all_rollouts)
+            ids = [rollout.rollout_id for rollout in found]
+        for rollout_id in ids:
+            kept = self._kept(rollout_id)
+            if kept is not None:
+                self._count(kept)
+                yield kept
+
+    def _count(self, kept: Kept) -> None:
+        rollout_id = kept.rollout.rollout_id
+        if self._scope is not None and kept.kind != "open":
+            code = "restart_in_scope" if kept.kind == "restart" else "completed_in_scope"
+            raise _refused(code, kept.rollout, f"it is asked to go on, and it is {kept.kind}")
+        if kept.kind == "restart":
+            self._restarts.append(rollout_id)
+        if kept.kind == "completed" and kept.receipt is not None:
+            self._deliverable[rollout_id] = kept.receipt
+
+    def _kept(self, rollout_id: str) -> Kept | None:
+        def look(
+            db: sqlite3.Connection,
+        ) -> tuple[Rollout | None, tuple[Recorded, ...], tuple[str, str | None] | None]:
+            return rollout_of(db, rollout_id), rows_of(db, rollout_id), outbox_of(db, rollout_id)
+
+        rollout, rows, outbox = self._journal.database.read(look)
+        if rollout is None:
+            raise CheckpointRefusal(
+                "rollout_unknown",
+                f"rollout {rollout_id}: this journal does not know it",
+                rollout_id=rollout_id,
+            )
+        if rollout.status == "quarantined":
+            if self._scope is not None:
+                raise _refused("quarantined_in_scope", rollout, f"set aside: {rollout.reason}")
+            return None
+        if rollout.status == "open":
+            return self._going_on(rollout, rows)
+        receipt, payload = outbox or (None, None)
+        kind = rollout.status
+        return Kept(kind=kind, rollout=rollout, receipt=receipt, payload=payload)
+
+    def _going_on(self, rollout: Rollout, rows: tuple[Recorded, ...]) -> Kept:
+        check_whole(rollout, rows)
+        copies = []
+        for environment_id in revisions_of(rows):
+            copy = None if self._server is None else self._server.export(environment_id)
+            if copy is None:
+                return Kept(kind="restart", rollout=rollout, reason="environment_lost")
+            copies.append(copy)
+        agree(rollout, rows, copies)
+        return Kept(
+            kind="open",
+            rollout=rollout,
+            rows=rows,
+            environments=tuple(copies),
+            boundary=self._boundary(rollout, rows),
+        )
+
+    def _boundary(self, rollout: Rollout, rows: tuple[Recorded, ...]) -> Mapping[str, Any] | None:
+        """Where a tool-using session stands; None for a loop of another kind."""
+        environment_id = Run(self._journal, rollout, rows).environment_id
+        try:
+            task = SessionTask.from_document(json.loads(rollout.task))
+        except ValueError:
+            return None
+        return boundary_of(rollout, rows, task, environment_id).document()
+
+
+def _refused(code: str, rollout: Rollout, why: str) -> CheckpointRefusal:
+    return CheckpointRefusal(
+        code, f"rollout {rollout.rollout_id}: {why}", rollout_id=rollout.rollout_id
+    )

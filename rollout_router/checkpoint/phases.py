@@ -1,0 +1,80 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The phases of a checkpoint, and what may follow what. Pure; its documentation is drawn from it.
+
+Resume is also abort: it opens the gate, and what was not committed by then never will be. A
+checkpoint whose budget is over has expired: a controller that fell silent parks nobody for ever.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from rollout_router.checkpoint.errors import CheckpointRefusal
+
+__all__ = ["ACTIVE", "TRANSITIONS", "Checkpoint", "Event", "Phase", "follow"]
+
+Phase = Literal["none", "preparing", "prepared", "committed", "restored", "resumed", "abandoned"]
+Event = Literal["prepare", "quiet", "commit", "restore", "resume", "expire"]
+
+TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
+    ("none", "prepare"): "preparing",
+    ("preparing", "prepare"): "preparing",  # its budget begins anew
+    ("prepared", "prepare"): "prepared",  # likewise
+    ("preparing", "quiet"): "prepared",
+    ("prepared", "quiet"): "prepared",
+    ("prepared", "commit"): "committed",
+    ("committed", "commit"): "committed",  # the same manifest again
+    ("resumed", "commit"): "resumed",  # likewise
+    ("none", "restore"): "restored",
+    ("restored", "restore"): "restored",
+    ("resumed", "restore"): "resumed",
+    ("preparing", "resume"): "abandoned",
+    ("prepared", "resume"): "abandoned",
+    ("abandoned", "resume"): "abandoned",
+    ("committed", "resume"): "resumed",
+    ("restored", "resume"): "resumed",
+    ("resumed", "resume"): "resumed",
+    ("preparing", "expire"): "abandoned",
+    ("prepared", "expire"): "abandoned",
+    ("committed", "expire"): "resumed",
+    ("restored", "expire"): "resumed",
+}
+
+ACTIVE: Final = frozenset({"preparing", "prepared", "committed", "restored"})
+"""The phases in which a checkpoint holds the gate; one at a time does."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """What a journal knows of one checkpoint. It is never forgotten: its id is used once."""
+
+    checkpoint_id: str
+    phase: Phase
+    arguments: str  # canonical JSON of what commit and restore were asked for
+    boot_id: str  # of the machine's run in which `until` counts
+    until: float  # the end of its budget, in seconds of CLOCK_BOOTTIME
+    changed_at: str  # UTC, to print
+
+    def expired(self, boot_id: str, now_s: float) -> bool:
+        """Whether its budget is over."""
+        return self.phase in ACTIVE and (self.boot_id != boot_id or now_s >= self.until)
+
+
+def follow(checkpoint_id: str, phase: Phase, event: Event) -> Phase:
+    """The phase after *event*.
+
+    Raises:
+        CheckpointRefusal: ``checkpoint_abandoned`` or ``checkpoint_phase``; nothing follows.
+    """
+    found = TRANSITIONS.get((phase, event))
+    if found is not None:
+        return found
+    if phase == "abandoned":
+        raise CheckpointRefusal(
+            "checkpoint_abandoned",
+            f"checkpoint {checkpoint_id} was abandoned, by a resume or because its budget was over:"
+            " nothing is ever published under this id; begin another one",
+        )
+    raise CheckpointRefusal(
+        "checkpoint_phase", f"checkpoint {checkpoint_id} is {phase}: {event} is not possible then"
+    )

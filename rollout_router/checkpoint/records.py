@@ -1,0 +1,142 @@
+# SPDX-License-Identifier: Apache-2.0
+"""One line of an archive: what a checkpoint keeps of one rollout. Pure.
+
+    open          it goes on: its operations, its environments, and the boundary where it stands
+    restart       it begins again from its input: an environment cannot be carried over
+    completed     its result waits to be acknowledged: it is delivered again, never run again
+    acknowledged  its result was taken: it never runs again either
+
+Whatever is not exactly such a line is refused.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
+from typing import Any, Final, Literal, TypeVar, get_args, get_origin
+
+from rollout_router.checkpoint.boundary import BoundaryRecord, revisions_of
+from rollout_router.checkpoint.digests import canonical
+from rollout_router.checkpoint.errors import CheckpointRefusal
+from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole, receipt_of
+
+__all__ = ["Kept", "Kind", "agree", "parse"]
+
+Kind = Literal["open", "restart", "completed", "acknowledged"]
+SCHEMA: Final = 1
+_Scalars = TypeVar("_Scalars", Rollout, Recorded)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """What is kept of one rollout."""
+
+    kind: Kind
+    rollout: Rollout
+    rows: tuple[Recorded, ...] = ()
+    environments: tuple[Mapping[str, Any], ...] = ()  # as their server exported them
+    boundary: Mapping[str, Any] | None = None
+    receipt: str | None = None
+    payload: str | None = None
+    reason: str = ""  # why it begins again: a code
+    schema: int = field(default=SCHEMA)
+
+    def line(self) -> bytes:
+        """Its line of an archive, without the end."""
+        return canonical(asdict(self)).encode()
+
+
+def parse(line: bytes) -> Kept:
+    """Read what :meth:`Kept.line` wrote, and check that it is whole.
+
+    Raises:
+        CheckpointRefusal: ``unknown_schema``, ``gap``, ``chain_broken``, ``revision_mismatch`` or
+            ``receipt_mismatch``.
+    """
+    try:
+        document = json.loads(line)
+        if document["schema"] != SCHEMA:
+            raise _unknown(f"schema {document['schema']!r}, not {SCHEMA}")
+        kept = _kept(document)
+    except (ValueError, KeyError, TypeError) as error:
+        raise _unknown(repr(error)) from error
+    if kept.kind == "open":
+        check_whole(kept.rollout, kept.rows)
+        agree(kept.rollout, kept.rows, kept.environments)
+    if kept.kind == "completed" and kept.receipt != receipt_of(kept.rollout, kept.payload or ""):
+        raise CheckpointRefusal(
+            "receipt_mismatch",
+            f"rollout {kept.rollout.rollout_id}: its receipt is not that of its result",
+            rollout_id=kept.rollout.rollout_id,
+        )
+    return kept
+
+
+def agree(
+    rollout: Rollout, rows: Sequence[Recorded], environments: Sequence[Mapping[str, Any]]
+) -> None:
+    """Check that each environment stands where the journal says.
+
+    One may be ahead by the operation that comes next: it was performed and its answer was lost, and
+    whoever sends it again is answered from the environment's record.
+
+    Raises:
+        CheckpointRefusal: ``revision_mismatch``.
+    """
+    recorded = revisions_of(rows)
+    found = {one["environment_id"]: one for one in environments}
+    for environment_id, revision in recorded.items():
+        one = found.pop(environment_id, None)
+        there = None if one is None else one["revision"]
+        ahead = one is not None and one["last"]["sequence"] == rollout.next
+        if there != revision + ahead:
+            raise CheckpointRefusal(
+                "revision_mismatch",
+                f"rollout {rollout.rollout_id}: environment {environment_id} is at revision"
+                f" {there}, and its journal at {revision}",
+                rollout_id=rollout.rollout_id,
+            )
+    if found:
+        raise CheckpointRefusal(
+            "revision_mismatch",
+            f"rollout {rollout.rollout_id}: its journal knows nothing of {sorted(found)}",
+            rollout_id=rollout.rollout_id,
+        )
+
+
+def _kept(document: Mapping[str, Any]) -> Kept:
+    rows, environments = document["rows"], document["environments"]
+    if not (isinstance(rows, list) and isinstance(environments, list)):
+        raise _unknown("its rows and environments are no lists")
+    kept = {
+        **document,
+        "rollout": _typed(Rollout, document["rollout"]),
+        "rows": tuple(_typed(Recorded, row) for row in rows),
+        "environments": tuple(environments),
+    }
+    if kept.keys() != {one.name for one in fields(Kept)} or kept["kind"] not in get_args(Kind):
+        raise _unknown(f"a {kept.get('kind')!r} with {sorted(kept)}")
+    if kept["boundary"] is not None:
+        BoundaryRecord.from_document(kept["boundary"])
+    if not all(type(kept[name]) in (str, type(None)) for name in ("receipt", "payload", "reason")):
+        raise _unknown("its receipt, payload or reason is no text")
+    return Kept(**kept)
+
+
+def _typed(kind: type[_Scalars], document: Any) -> _Scalars:
+    """*document* as *kind*: no field more or less, each of its type."""
+    types = {one.name: one.type for one in fields(kind)}
+    if not isinstance(document, dict) or document.keys() != types.keys():
+        raise _unknown(f"a {kind.__name__} with other fields")
+    for name, value in document.items():
+        allowed = types[name]
+        if get_origin(allowed) is Literal:
+            fits = value in get_args(allowed)
+        else:
+            fits = type(value) in (get_args(allowed) or (allowed,))
+        if not fits:
+            raise _unknown(f"a {kind.__name__} whose {name} is {value!r:.100}")
+    return kind(**document)
+
+
+def _unknown(what: str) -> CheckpointRefusal:
+    return CheckpointRefusal("unknown_schema", f"not a record of a checkpoint: {what}")
