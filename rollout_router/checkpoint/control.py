@@ -77,8 +77,8 @@ class Checkpoints:
         self._now = now
 
     def known(self) -> list[Checkpoint]:
-        """Every checkpoint, each in the phase that it is in now."""
-        return self._journal.database.write_now(self._looked_at)
+        """Every checkpoint, each in the phase that it is in now. Changes nothing."""
+        return self._journal.database.read(self._looked_at)
 
     def prepare(self, checkpoint_id: str, *, budget_s: float, wait_s: float) -> Prepared:
         """Close the gate for *budget_s* and wait up to *wait_s* until nothing is in hand.
@@ -229,6 +229,8 @@ class Checkpoints:
 
         def act(db: sqlite3.Connection) -> Checkpoint:
             known = {one.checkpoint_id: one for one in self._looked_at(db)}
+            for expired in (one for one in known.values() if one.phase not in ACTIVE):
+                save_checkpoint(db, expired)
             found = known.get(checkpoint_id) or self._new(checkpoint_id)
             phase = follow(checkpoint_id, found.phase, event)
             others = [one for one in known.values() if one.phase in ACTIVE and one != found]
@@ -245,19 +247,14 @@ class Checkpoints:
         return self._journal.database.write_now(act)
 
     def _looked_at(self, db: sqlite3.Connection) -> list[Checkpoint]:
-        """All of them; those whose budget is over have expired."""
-        now, found = self._now(), checkpoints(db)
-        for at, one in enumerate(found):
-            if one.expired(now.boot_id, now.seconds):
-                found[at] = replace(
-                    one,
-                    phase="resumed"
-                    if self._is_published(one)
-                    else follow(one.checkpoint_id, one.phase, "expire"),
-                    changed_at=self._journal.now(),
-                )
-                save_checkpoint(db, found[at])
-        return found
+        """All of them, those as expired whose budget is over."""
+        now = self._now()
+        return [
+            replace(one, phase=self._after_expiry(one))
+            if one.expired(now.boot_id, now.seconds)
+            else one
+            for one in checkpoints(db)
+        ]
 
     def _after_expiry(self, checkpoint: Checkpoint) -> Phase:
         phase = follow(checkpoint.checkpoint_id, checkpoint.phase, "expire")

@@ -20,7 +20,7 @@ from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.tables import all_rollouts, outbox_of, rollout_of, rows_of
 from rollout_router.checkpoint.tool_session import SessionTask
 
-__all__ = ["Cut"]
+__all__ = ["Cut", "boundary_document"]
 
 
 class Cut:
@@ -108,17 +108,24 @@ class Cut:
             rollout=rollout,
             rows=rows,
             environments=tuple(copies),
-            boundary=self._boundary(rollout, rows),
+            boundary=boundary_document(self._journal, rollout, rows),
         )
 
-    def _boundary(self, rollout: Rollout, rows: tuple[Recorded, ...]) -> Mapping[str, Any] | None:
-        """Where a tool-using session stands; None for a loop of another kind."""
-        environment_id = Run(self._journal, rollout, rows).environment_id
-        try:
-            task = SessionTask.from_document(json.loads(rollout.task))
-        except ValueError:
-            return None
-        return boundary_of(rollout, rows, task, environment_id).document()
+
+def boundary_document(
+    journal: Journal, rollout: Rollout, rows: tuple[Recorded, ...]
+) -> Mapping[str, Any] | None:
+    """Where a tool-using session stands; None for a loop of another kind.
+
+    Raises:
+        CheckpointRefusal: ``unknown_schema``: its operations are not those of its task.
+    """
+    environment_id = Run(journal, rollout, rows).environment_id
+    try:
+        task = SessionTask.from_document(json.loads(rollout.task))
+    except ValueError:
+        return None
+    return boundary_of(rollout, rows, task, environment_id).document()
 
 
 def _refused(code: str, rollout: Rollout, why: str) -> CheckpointRefusal:

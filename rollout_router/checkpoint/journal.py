@@ -13,10 +13,11 @@ says or changes nothing.
 
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 from rollout_router.checkpoint.database import Database
 from rollout_router.checkpoint.digests import canonical
@@ -93,6 +94,22 @@ class Journal:
         except BaseException:
             self.database.close()
             raise
+
+    @classmethod
+    def existing(cls, path: Path) -> Self:
+        """The journal at *path*, as whom it says it is of: for commands.
+
+        Raises:
+            CheckpointRefusal: ``journal_of_another``: there is none; or as for opening it.
+        """
+        try:
+            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+                told = dict(db.execute("SELECT name, value FROM meta"))
+            return cls(path, **{name: told[name] for name in ("instance", "run", "store_id")})
+        except (sqlite3.Error, KeyError) as error:
+            raise CheckpointRefusal(
+                "journal_of_another", f"{path} is no journal of an agent server: {error!r}"
+            ) from error
 
     def close(self) -> None:
         """Finish what is being written."""

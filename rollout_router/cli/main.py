@@ -15,6 +15,7 @@ __all__ = ["main"]
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "admission": ("admission:admission", "Close, open and see the gate of a service."),
     "bench": ("bench:bench", "Measure the stages of a turn, side by side."),
+    "checkpoint": ("checkpoint:checkpoint", "Take and bring back checkpoints of agent sessions."),
     "claims": ("claims:claims", "Inspect, free and verify the claims of a store."),
     "demo": ("demo:demo", "Play rollouts through kills of their owners."),
     "conformance": (

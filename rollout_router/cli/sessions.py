@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rollout-router sessions``: the sessions of a store, the lost ones with reason and time.
 
-They only read. A session that is lost is answered 410 for as long as its tombstone is listed (R3).
+A session that is lost is answered 410 for as long as its tombstone is listed (R3). With
+``--journal`` they are those of an agent server, which go on. All but ``restart`` only read.
 """
 
 import json
@@ -15,7 +16,7 @@ from rollout_router.claims import Claim, valid_rollout_id
 from rollout_router.cli.claims_owners import Owners, open_store, row_of, surveyed
 from rollout_router.cli.claims_show import show
 from rollout_router.cli.claims_view import described, name_each, print_table
-from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, json_flag, state_dir_flag
+from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
 from rollout_router.routing.sessions import PREFIX, session_name
 
 __all__ = ["sessions"]
@@ -37,14 +38,29 @@ def sessions() -> None:
     """Inspect the sessions of a store."""
 
 
+def _journal_flag(*, required: bool = False) -> Any:
+    return flag(
+        "--journal",
+        type=click.Path(path_type=Path, dir_okay=False),
+        required=required,
+        help="Those of an agent server instead, from its journal.",
+    )
+
+
 @sessions.command("list")
+@_journal_flag()
 @state_dir_flag()
 @json_flag()
-def list_sessions(*, state_dir: Path, as_json: bool) -> None:
+def list_sessions(*, journal: Path | None, state_dir: Path, as_json: bool) -> None:
     """Show who owns which session, and which are lost, since when and why.
 
     Exit code 3 where a record cannot be read; each is named.
     """
+    if journal is not None:
+        from rollout_router.cli.agent_sessions import list_agent_sessions  # noqa: PLC0415 - seldom
+
+        list_agent_sessions(journal, as_json=as_json)
+        return
     store = open_store(state_dir)
     owners = Owners(store)
     found, unreadable = surveyed(store, lambda claim: _row(claim, owners))
@@ -62,14 +78,20 @@ def list_sessions(*, state_dir: Path, as_json: bool) -> None:
 
 @sessions.command("show")
 @click.argument("name")
+@_journal_flag()
 @state_dir_flag()
 @json_flag()
-def show_session(*, name: str, state_dir: Path, as_json: bool) -> None:
+def show_session(*, name: str, journal: Path | None, state_dir: Path, as_json: bool) -> None:
     """Show one session with the evidence for what is said of its owner.
 
     NAME is what `sessions list` prints, or the id that the client has. Exit code 1: there is no
     such session. Exit code 3: its record cannot be read.
     """
+    if journal is not None:
+        from rollout_router.cli.agent_sessions import show_agent_session  # noqa: PLC0415 - seldom
+
+        show_agent_session(journal, name, as_json=as_json)
+        return
     if not (name.startswith(PREFIX) and valid_rollout_id(name)):
         with ended_by(ValueError, ExitCode.USAGE):  # bytes that no encoding has
             name = session_name(name)
@@ -81,6 +103,20 @@ def show_session(*, name: str, state_dir: Path, as_json: bool) -> None:
         describe=lambda claim: _row(claim, Owners(store)),
         as_json=as_json,
     )
+
+
+@sessions.command("restart")
+@click.argument("rollout_id")
+@_journal_flag(required=True)
+@click.option("--yes", is_flag=True, help="Do it; without, only say what would be done.")
+def restart_session(*, rollout_id: str, journal: Path, yes: bool) -> None:
+    """Have a session of an agent server begin anew, from its input or with another.
+
+    What it recorded is given up; whoever is at work on it is refused at its next operation.
+    """
+    from rollout_router.cli.agent_sessions import restart_agent_session  # noqa: PLC0415 - seldom
+
+    restart_agent_session(journal, rollout_id, yes=yes)
 
 
 def _row(claim: Claim, owners: Owners) -> dict[str, Any] | None:
