@@ -14,18 +14,44 @@ CALL_KEY: Final = "rollout_router.call"
 
 
 class Steps(Protocol):
-    """The gate of a worker, for a call that works in steps and may wait between them."""
+    """How a call that lasts for hours lets the gate close between its steps (R6).
+
+    A call is in hand, and keeps a closed gate from being quiet, until it ends. From its first
+    :meth:`begin` on it is so only while a step runs, and never while it waits in :meth:`wait_open`:
+
+        while not steps.begin():
+            await steps.wait_open()
+        try:
+            ...  # an effect, and its record
+        finally:
+            steps.end()
+
+    Several steps of one call may run at a time. The end of the call ends them all. On the event
+    loop alone.
+    """
 
     def begin(self) -> bool:
-        """Count a step in; False where the gate is closed, and nothing was counted."""
+        """Count a step in; False where the gate is closed, and nothing was counted.
+
+        Raises:
+            RuntimeError: the call is over.
+        """
         ...
 
     def end(self) -> None:
-        """The step is over."""
+        """A step is over.
+
+        Raises:
+            RuntimeError: none runs.
+        """
         ...
 
     async def wait_open(self) -> None:
-        """Return once the gate is open."""
+        """Return once the gate is open; of a worker that has closed its own for good, never.
+
+        Raises:
+            RuntimeError: the call is over.
+        """
         ...
 
 
@@ -37,4 +63,4 @@ class Call:
     claim_epoch: int | None  # None: routing is off, nothing was claimed (R7)
     worker_id: str
     store_id: str
-    steps: Steps | None = field(default=None, repr=False, compare=False)
+    steps: Steps | None = field(default=None, compare=False, repr=False)  # None as claim_epoch is

@@ -18,23 +18,29 @@ from pathlib import Path
 from typing import Any, Final
 
 from rollout_router.claims import (
+    AdmissionHeld,
     ClaimsError,
     FileClaimStore,
     Gate,
     OwnerIdentity,
     Unreadable,
     Verdict,
+    hold_gate,
+    release_gate,
     write_gate,
 )
 
 __all__ = [
     "ACKNOWLEDGE_S",
     "WAIT_S_MAX",
+    "AdmissionHeld",
     "Blocker",
     "WorkerSilent",
     "close_admission",
     "drain",
+    "hold_admission",
     "open_admission",
+    "release_admission",
     "status_of",
 ]
 
@@ -42,7 +48,7 @@ ACKNOWLEDGE_S: Final = 5.0
 """How long a worker has to answer: it takes milliseconds, unless it is stopped or overloaded."""
 
 WAIT_S_MAX: Final = 3600.0
-"""The longest wait that can be asked for; workers answer after as much."""
+"""The longest wait that can be asked for, and the longest budget; workers answer after as much."""
 
 GONE_POLL_S: Final = 0.05
 ASKED_AT_ONCE_MAX: Final = 64
@@ -73,7 +79,7 @@ class Blocker:
 def close_admission(
     state_dir: Path, *, by: str, why: str, wait_s: float = 0.0
 ) -> tuple[Blocker, ...]:
-    """Close the gate of a service; it stays closed whatever comes back.
+    """Close the gate of a service, whoever holds it; it stays closed whatever comes back.
 
     Returns once every live worker has read it and has nothing in hand, or after *wait_s*.
 
@@ -92,15 +98,57 @@ def close_admission(
     _check_wait(wait_s)
     store = FileClaimStore.inspect(state_dir)
     write_gate(store.state_dir, Gate(open=False, by=by, why=why))
-    # A worker that is not listed yet reads the gate after it has its owner file: it starts closed.
-    workers = list(_living(store))
-    with ThreadPoolExecutor(ASKED_AT_ONCE_MAX) as threads:
-        found = threads.map(lambda worker: _blockers_at(worker, wait_s), workers)
-        return tuple(blocker for blockers in found for blocker in blockers)
+    return _blockers(store, wait_s)
+
+
+def hold_admission(
+    state_dir: Path, *, by: str, why: str, budget_s: float, wait_s: float = 0.0
+) -> tuple[Blocker, ...]:
+    """Close the gate for *budget_s*, after which it is open again; or renew what *by* holds.
+
+    Returns as :func:`close_admission` does. A call that works in steps is in hand only while one
+    runs. With the budget over nothing stays quiet: renew it in time, which may be done at any time.
+
+    Args:
+        state_dir: the store of the service.
+        by: who holds it: a name that nobody else uses.
+        why: said to those who are refused, at most 300 characters.
+        budget_s: how long the gate stays closed without a renewal, above 0 and up to an hour.
+        wait_s: how long what is in hand may take to end, up to *budget_s*.
+
+    Returns:
+        What is still in hand, and the workers that did not answer; nothing where all is quiet.
+
+    Raises:
+        AdmissionHeld: somebody else closed it. The gate is as it was, as with all others.
+        StoreRefused, StoreUnavailable, ValueError: see the message.
+    """
+    _check_wait(wait_s)
+    if not (0 < budget_s <= WAIT_S_MAX and wait_s <= budget_s):
+        raise ValueError(
+            f"a budget is above 0, at least the wait ({wait_s} s) and at most {WAIT_S_MAX:.0f}"
+            f" seconds, not {budget_s}"
+        )
+    store = FileClaimStore.inspect(state_dir)
+    hold_gate(store.state_dir, by=by, why=why, budget_s=budget_s)
+    return _blockers(store, wait_s)
+
+
+def release_admission(state_dir: Path, *, by: str) -> bool:
+    """Let requests in again where *by* holds the gate; workers notice within a second.
+
+    Returns:
+        Whether it was so. A gate that was open, also as the budget was over, is open; one that
+        somebody else closed stays closed.
+
+    Raises:
+        StoreRefused, StoreUnavailable: the gate is as it was.
+    """
+    return release_gate(FileClaimStore.inspect(state_dir).state_dir, by=by)
 
 
 def open_admission(state_dir: Path, *, by: str) -> None:
-    """Let requests in again; workers notice within a second.
+    """Let requests in again, whoever holds the gate; workers notice within a second.
 
     Raises:
         StoreRefused, StoreUnavailable: the gate is as it was.
@@ -168,6 +216,14 @@ def _living(store: FileClaimStore) -> Iterator[OwnerIdentity | Unreadable]:
             yield found
 
 
+def _blockers(store: FileClaimStore, wait_s: float) -> tuple[Blocker, ...]:
+    """Ask all after the gate was written: one not listed yet reads it, and starts closed."""
+    workers = list(_living(store))
+    with ThreadPoolExecutor(ASKED_AT_ONCE_MAX) as threads:
+        found = threads.map(lambda worker: _blockers_at(worker, wait_s), workers)
+        return tuple(blocker for blockers in found for blocker in blockers)
+
+
 def _blockers_at(worker: OwnerIdentity | Unreadable, wait_s: float) -> list[Blocker]:
     if isinstance(worker, Unreadable):
         return [_silent(Path(worker.path).name, f"its owner file is unreadable ({worker.code})")]
@@ -184,7 +240,8 @@ def _blockers_at(worker: OwnerIdentity | Unreadable, wait_s: float) -> list[Bloc
     except (KeyError, TypeError) as error:
         return [_silent(worker.nonce, f"its answer cannot be understood: {error!r}")]
     if gate_open:
-        return [_silent(worker.nonce, "it read the gate and lets requests in: somebody opened it")]
+        why = "it read the gate and lets requests in: somebody opened it, or its budget is over"
+        return [_silent(worker.nonce, why)]
     return [
         Blocker(
             worker_id=worker.nonce,

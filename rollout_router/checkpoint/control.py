@@ -20,15 +20,17 @@ import sqlite3
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from rollout_router.checkpoint.archive import Manifest, publish, published, read_archive
+from rollout_router.checkpoint.archive import publish, read_archive
 from rollout_router.checkpoint.cut import Cut
 from rollout_router.checkpoint.digests import canonical, digest
 from rollout_router.checkpoint.environment_server import EnvironmentServer
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
+from rollout_router.checkpoint.manifest import Heading, Manifest
 from rollout_router.checkpoint.phases import ACTIVE, Checkpoint, Event, Phase, follow
 from rollout_router.checkpoint.records import Kept, parse
 from rollout_router.checkpoint.tables import (
@@ -38,7 +40,7 @@ from rollout_router.checkpoint.tables import (
     rollout_of,
     save_checkpoint,
 )
-from rollout_router.claims import Moment
+from rollout_router.claims import Moment, read_gate
 from rollout_router.operate import AdmissionHeld, Blocker, hold_admission, release_admission
 
 __all__ = ["Checkpoints", "Prepared", "Restored"]
@@ -130,22 +132,27 @@ class Checkpoints:
         }
         found = self._step(checkpoint_id, "commit", asked=asked, keep_phase=True)
         if found.phase != "prepared":
-            return published(directory, **self._names(checkpoint_id))
+            return read_archive(directory, **self._names(checkpoint_id)).manifest
         cut = Cut(self._journal, environments, asked["scope"])
 
         def permit(link: Callable[[], None]) -> None:
             """Nothing can end the checkpoint between the look at it and the manifest's name."""
-            self._step(checkpoint_id, "commit", asked=asked, change=lambda _: link())
+            self._step(
+                checkpoint_id,
+                "commit",
+                asked=asked,
+                change=partial(self._link, checkpoint_id, link),
+            )
 
-        return publish(
-            directory,
-            **self._names(checkpoint_id),
+        heading = Heading(
+            instance=self._journal.instance,
+            run=self._journal.run,
+            checkpoint_id=checkpoint_id,
             store_id=self._journal.store_id,
             arguments_digest=digest(canonical(asked)),
-            records=(kept.line() for kept in cut),
-            summary=cut.summary,
-            permit=permit,
         )
+        lines = (kept.line() for kept in cut)
+        return publish(directory, heading, lines, permit=permit, completed=cut.completed)
 
     def resume(self, checkpoint_id: str) -> Checkpoint:
         """Open the gate; also the abort of what is not committed. Again is fine.
@@ -187,7 +194,7 @@ class Checkpoints:
         asked = {"directory": str(directory.resolve())}
         found = self._step(checkpoint_id, "restore", asked=asked, keep_phase=True)
         archive = read_archive(directory, **self._names(checkpoint_id))
-        kept = [parse(line) for line in archive.records]
+        kept = [parse(line) for line in archive.records()]
         result = Restored(checkpoint=found, numbers=Counter(one.kind for one in kept))
         if found.phase != "none":
             return result
@@ -246,6 +253,15 @@ class Checkpoints:
 
         return self._journal.database.write_now(act)
 
+    def _link(self, checkpoint_id: str, link: Callable[[], None], _: sqlite3.Connection) -> None:
+        """Give the manifest its name, where the gate was not opened by somebody meanwhile."""
+        if not read_gate(self._state_dir).is_held(by=_by(checkpoint_id)):
+            raise CheckpointRefusal(
+                "checkpoint_phase",
+                f"checkpoint {checkpoint_id}: its gate was opened by somebody else; prepare again",
+            )
+        link()
+
     def _looked_at(self, db: sqlite3.Connection) -> list[Checkpoint]:
         """All of them, those as expired whose budget is over."""
         now = self._now()
@@ -267,12 +283,14 @@ class Checkpoints:
         if asked is None:
             return False
         try:
-            manifest = published(Path(asked["directory"]), **self._names(checkpoint.checkpoint_id))
+            archive = read_archive(
+                Path(asked["directory"]), **self._names(checkpoint.checkpoint_id)
+            )
         except CheckpointRefusal as refusal:
             if refusal.code == "manifest_missing":
                 return False
             raise
-        return manifest.arguments_digest == digest(canonical(asked))
+        return archive.manifest.arguments_digest == digest(canonical(asked))
 
     def _of(self, checkpoint_id: str) -> Checkpoint:
         known = {one.checkpoint_id: one for one in self.known()}

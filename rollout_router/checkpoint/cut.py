@@ -8,12 +8,14 @@ at the revisions that these recorded. Rollouts share nothing, so no moment is co
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from rollout_router.checkpoint.boundary import boundary_of, revisions_of
 from rollout_router.checkpoint.environment_server import EnvironmentServer
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
+from rollout_router.checkpoint.manifest import Deliverable, Heading
 from rollout_router.checkpoint.records import Kept, agree
 from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole
 from rollout_router.checkpoint.run import Run
@@ -39,11 +41,13 @@ class Cut:
         self._server = server
         self._scope = scope
         self._restarts: list[str] = []
-        self._deliverable: dict[str, str] = {}
+        self._deliverable: list[Deliverable] = []
 
-    def summary(self) -> tuple[list[str], dict[str, str]]:
-        """After it was iterated: who begins again, and the receipt of each waiting result."""
-        return self._restarts, self._deliverable
+    def completed(self, heading: Heading) -> Heading:
+        """*heading* with who begins again and which results wait; after all was iterated."""
+        return replace(
+            heading, restarts=tuple(self._restarts), deliverable=tuple(self._deliverable)
+        )
 
     def __iter__(self) -> Iterator[Kept]:
         """Each rollout; one that is set aside is left out.
@@ -69,7 +73,7 @@ class Cut:
         if kept.kind == "restart":
             self._restarts.append(rollout_id)
         if kept.kind == "completed" and kept.receipt is not None:
-            self._deliverable[rollout_id] = kept.receipt
+            self._deliverable.append(Deliverable(rollout_id=rollout_id, receipt=kept.receipt))
 
     def _kept(self, rollout_id: str) -> Kept | None:
         def look(

@@ -92,7 +92,7 @@ class EnvironmentServer:
         told = document.get("error") if isinstance(document, dict) else None
         code = told.get("code") if isinstance(told, dict) else None
         said = f"{self.url}{path} answered {response.status}: {raw[:300]!r}"
-        if code in CODES:
+        if isinstance(code, str) and code in CODES:
             raise CheckpointRefusal(code, said)
         raise self._unreachable(said)
 

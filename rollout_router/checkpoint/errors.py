@@ -37,6 +37,7 @@ CODES: Final[Mapping[str, Code]] = {
     "environment_exists": Code(status=409, outcome="quarantined"),
     "environment_unknown": Code(status=404, outcome="restart"),
     "environment_lost": Code(status=410, outcome="restart"),
+    "environment_phase": Code(status=409, outcome="quarantined"),
     "environment_failed": Code(status=500),
     "environment_unavailable": Code(status=503, retry_after=True),
     # Of a run, when it is opened.
@@ -72,6 +73,7 @@ CODES: Final[Mapping[str, Code]] = {
     "restart_in_scope": Code(status=409),
     "quarantined_in_scope": Code(status=409),
     "environment_unreachable": Code(status=503, retry_after=True),
+    "archive_unavailable": Code(status=503, retry_after=True),
     "manifest_missing": Code(status=404),
     "manifest_damaged": Code(status=422),
     "manifest_of_another": Code(status=409),

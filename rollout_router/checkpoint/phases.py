@@ -19,9 +19,8 @@ Event = Literal["prepare", "quiet", "commit", "restore", "resume", "expire"]
 TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
     ("none", "prepare"): "preparing",
     ("preparing", "prepare"): "preparing",  # its budget begins anew
-    ("prepared", "prepare"): "prepared",  # likewise
+    ("prepared", "prepare"): "preparing",  # likewise, and quiet is waited for anew
     ("preparing", "quiet"): "prepared",
-    ("prepared", "quiet"): "prepared",
     ("prepared", "commit"): "committed",
     ("committed", "commit"): "committed",  # the same manifest again
     ("resumed", "commit"): "resumed",  # likewise

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
     from rollout_router.claims.errors import (
+        AdmissionHeld,
         ClaimsError,
         ClaimUnreadable,
         ForceRefused,
@@ -28,8 +29,15 @@ if TYPE_CHECKING:
         process_of,
     )
     from rollout_router.claims.files import FileClaimStore
-    from rollout_router.claims.gate import WHY_LENGTH_MAX, Gate, read_gate, write_gate
-    from rollout_router.claims.host import Host
+    from rollout_router.claims.gate import (
+        WHY_LENGTH_MAX,
+        Gate,
+        hold_gate,
+        read_gate,
+        release_gate,
+        write_gate,
+    )
+    from rollout_router.claims.host import Host, Moment
     from rollout_router.claims.inspection import Inspection, inspect_store
     from rollout_router.claims.layout import check_access
     from rollout_router.claims.life import LifeLock
@@ -64,6 +72,7 @@ __all__ = [
     "ROLLOUT_ID",
     "SOCKET_PATH_BYTES_MAX",
     "WHY_LENGTH_MAX",
+    "AdmissionHeld",
     "Claim",
     "ClaimReader",
     "ClaimStore",
@@ -80,6 +89,7 @@ __all__ = [
     "Judgement",
     "LifeLock",
     "LockUse",
+    "Moment",
     "Moved",
     "Orphans",
     "Owner",
@@ -99,11 +109,13 @@ __all__ = [
     "dead_owners",
     "file_facts",
     "free_orphans",
+    "hold_gate",
     "inspect_store",
     "lock_at",
     "new_nonce",
     "process_of",
     "read_gate",
+    "release_gate",
     "repair",
     "rollout_of_file",
     "stripe_of",
@@ -118,6 +130,7 @@ _HOME: Final[Mapping[str, str]] = {
     "ROLLOUT_ID": "names",
     "SOCKET_PATH_BYTES_MAX": "names",
     "WHY_LENGTH_MAX": "gate",
+    "AdmissionHeld": "errors",
     "Claim": "record",
     "ClaimReader": "reader",
     "ClaimStore": "port",
@@ -134,6 +147,7 @@ _HOME: Final[Mapping[str, str]] = {
     "Judgement": "verdict",
     "LifeLock": "life",
     "LockUse": "lock_table",
+    "Moment": "host",
     "Moved": "record",
     "Orphans": "orphans",
     "Owner": "record",
@@ -153,11 +167,13 @@ _HOME: Final[Mapping[str, str]] = {
     "dead_owners": "sweeper",
     "file_facts": "evidence",
     "free_orphans": "orphans",
+    "hold_gate": "gate",
     "inspect_store": "inspection",
     "lock_at": "evidence",
     "new_nonce": "names",
     "process_of": "evidence",
     "read_gate": "gate",
+    "release_gate": "gate",
     "repair": "repairs",
     "rollout_of_file": "reader",
     "stripe_of": "names",

@@ -6,7 +6,8 @@
         ├── StoreRefused      the directory is not a store that we may use: a start-up error
         ├── StoreUnavailable  a disk, a lock or a descriptor was not to be had: nothing moved
         ├── ClaimUnreadable   one record cannot be understood: it fails closed, alone
-        └── ForceRefused      an operator named another epoch than the one that stands
+        ├── ForceRefused      an operator named another epoch than the one that stands
+        └── AdmissionHeld     somebody else closed the gate
 
 None of them is ever a reason to move a claim. Every message says what to do.
 """
@@ -15,6 +16,7 @@ import errno as errno_names
 from typing import Final
 
 __all__ = [
+    "AdmissionHeld",
     "ClaimUnreadable",
     "ClaimsError",
     "ForceRefused",
@@ -103,6 +105,23 @@ class ClaimUnreadable(ClaimsError):  # noqa: N818 - names the state of the recor
 
 class ForceRefused(ClaimsError):  # noqa: N818 - what happened to the operator's command
     """An operator's ``force`` did not name what stands. Nothing was changed."""
+
+
+class AdmissionHeld(ClaimsError):  # noqa: N818 - what stands in the way
+    """Somebody else closed the gate. It was not changed.
+
+    Args:
+        by: who.
+        why: as they said it.
+    """
+
+    def __init__(self, by: str, why: str) -> None:
+        self.by = by
+        self.why = why
+        super().__init__(
+            f"admission was closed by {by}: {why}; wait until they open it, or see"
+            " `rollout-router admission status`"
+        )
 
 
 def code_of(error: OSError | StoreUnavailable) -> str:

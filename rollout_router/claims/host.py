@@ -5,16 +5,21 @@ A boot id names one run of one kernel: while it is the same, file locks and Unix
 they say. A store belongs to one host, so its file system must be a local one: over two mounts of a
 network file system a lock may be held and the record read under it still be an old one.
 
-Pure but for :meth:`Host.here`, so that tests can boot another machine.
+A moment is told by the clock of one boot: it goes on through suspend, and nobody can set it.
+
+Pure but for :meth:`Host.here` and :meth:`Moment.now`, so that tests can boot another machine.
 """
 
+import math
 import os
 import re
+import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Final
 
-__all__ = ["LOCAL_FILE_SYSTEMS", "Host"]
+__all__ = ["LOCAL_FILE_SYSTEMS", "Host", "Moment"]
 
 LOCAL_FILE_SYSTEMS: Final = frozenset(
     "bcachefs btrfs exfat ext2 ext3 ext4 f2fs fuseblk hfsplus jfs nilfs2 ntfs3 overlay ramfs "  # noqa: SIM905 - as a list it is twenty lines
@@ -46,7 +51,7 @@ class Host:
             OSError: /proc is not mounted or not readable.
         """
         return cls(
-            boot_id=Path("/proc/sys/kernel/random/boot_id").read_text().strip(),
+            boot_id=_boot_id(),
             mountinfo=Path("/proc/self/mountinfo").read_text(errors="surrogateescape"),
         )
 
@@ -72,6 +77,49 @@ class Host:
         return self.file_system(path) in LOCAL_FILE_SYSTEMS
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Moment:
+    """A moment of one boot.
+
+    Attributes:
+        boot_id: of the kernel that told it.
+        seconds: since its boot, suspend included (CLOCK_BOOTTIME): no wall clock has a part in it.
+
+    Raises:
+        ValueError: it is none.
+    """
+
+    boot_id: str
+    seconds: float
+
+    def __post_init__(self) -> None:
+        if not (self.boot_id and math.isfinite(self.seconds)):
+            raise ValueError(f"no moment of a boot: {self}")
+
+    @classmethod
+    def now(cls) -> "Moment":
+        """The present one.
+
+        Raises:
+            OSError: /proc is not mounted or not readable.
+        """
+        return cls(boot_id=_boot_id(), seconds=time.clock_gettime(time.CLOCK_BOOTTIME))
+
+    def later(self, seconds: float) -> "Moment":
+        """So many seconds after this one."""
+        return Moment(boot_id=self.boot_id, seconds=self.seconds + seconds)
+
+    def seconds_to(self, other: "Moment") -> float:
+        """How far *other* is ahead; 0 where it has passed, and where it was of another boot."""
+        return max(0.0, other.seconds - self.seconds) if other.boot_id == self.boot_id else 0.0
+
+
 def is_swept(path: Path) -> bool:
     """Whether cleaners of temporary directories may remove files at *path*."""
     return any(os.path.commonpath([path, top]) == top for top in ("/tmp", "/var/tmp"))  # noqa: S108 - the point
+
+
+@cache
+def _boot_id() -> str:
+    """It changes with the boot, which no process outlives."""
+    return Path("/proc/sys/kernel/random/boot_id").read_text().strip()

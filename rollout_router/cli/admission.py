@@ -16,6 +16,7 @@ from rollout_router.claims import (
     WHY_LENGTH_MAX,
     ClaimReader,
     ClaimsError,
+    Moment,
     StoreRefused,
     read_gate,
 )
@@ -93,13 +94,16 @@ def close_gate(*, why: str, wait_s: float, state_dir: Path, as_json: bool) -> No
 @state_dir_flag()
 @json_flag()
 def gate_status(*, state_dir: Path, as_json: bool) -> None:
-    """Say whether the gate is open, and who closed it, and why."""
+    """Say whether the gate is open, who closed it, why, and for how long where it is held."""
     with ended_by(ClaimsError, ExitCode.REFUSED):
         ClaimReader.inspect(state_dir)
     gate = read_gate(state_dir)
+    left_s = gate.seconds_left(Moment.now())
     if as_json:
+        left = {"seconds_left": None if left_s is None else round(left_s, 3)}
         state = {"open": gate.open, "by": gate.by, "why": gate.why}
-        click.echo(json.dumps({"schema": SCHEMA, **state}))
+        click.echo(json.dumps({"schema": SCHEMA, **state, **left}))
     else:
-        closed = f"closed by {printable(gate.by)}: {printable(gate.why)}"
+        held = "" if left_s is None else f" for {left_s:.0f} s more"
+        closed = f"closed by {printable(gate.by)}{held}: {printable(gate.why)}"
         click.echo("open" if gate.open else closed)

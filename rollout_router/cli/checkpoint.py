@@ -268,7 +268,7 @@ def inspect(*, checkpoint_id: str, archive: Path, instance: str, run: str, as_js
     """
     with refusing():
         found = read_archive(archive, instance=instance, run=run, checkpoint_id=checkpoint_id)
-        kept = [parse(line) for line in found.records]
+        kept = [parse(line) for line in found.records()]
     rows = [_kept_row(one) for one in kept]
     if as_json:
         click.echo(

@@ -10,7 +10,7 @@ from typing import Any, NoReturn
 
 import click
 
-from rollout_router.claims import ClaimsError, FileClaimStore, new_nonce, read_gate
+from rollout_router.claims import ClaimsError, FileClaimStore, Moment, new_nonce, read_gate
 from rollout_router.cli.flags import ExitCode
 from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
 from rollout_router.routing.key_file import SecretRefused
@@ -95,7 +95,9 @@ def _check(config: ServeConfig) -> None:
         CaptureSink(Path(config.capture_dir), store_id=store.store_id)
     gate = read_gate(Path(config.state_dir))
     if not gate.open:
-        _say(f"admission is closed by {gate.by}: {gate.why}; calls get 503 until it is opened")
+        left_s = gate.seconds_left(Moment.now())
+        end = "until it is opened" if left_s is None else f"for {left_s:.0f} s more"
+        _say(f"admission is closed by {gate.by}: {gate.why}; calls get 503 {end}")
 
 
 def _say(line: str) -> None:

@@ -7,6 +7,7 @@ A session that is lost is answered 410 for as long as its tombstone is listed (R
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -38,7 +39,7 @@ def sessions() -> None:
     """Inspect the sessions of a store."""
 
 
-def _journal_flag(*, required: bool = False) -> Any:
+def _journal_flag(*, required: bool = False) -> Callable[[Any], Any]:
     return flag(
         "--journal",
         type=click.Path(path_type=Path, dir_okay=False),

@@ -5,7 +5,10 @@ The gate file is read when the worker starts and then by its housekeeping; a req
 access for it. A gate that cannot be read is closed. A worker may close its own gate for good.
 """
 
+import asyncio
 import threading
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from rollout_router.claims import Gate, read_gate
@@ -24,6 +27,7 @@ class Admission:
         self._own: Gate | None = None
         self._reading = threading.Lock()  # what was read first may not be kept last
         self._shared = read_gate(state_dir)
+        self._waking: set[Callable[[], object]] = set()  # those that wait for it to be open
 
     @property
     def gate(self) -> Gate:
@@ -49,6 +53,21 @@ class Admission:
         """Read the gate again. Blocks for one small read: call it in a thread."""
         with self._reading:
             self._shared = read_gate(self._state_dir)
+            if self.gate.open:
+                for wake in self._waking.copy():
+                    wake()
+
+    async def wait_open(self) -> None:
+        """Return once the gate is open; woken by the :meth:`refresh` that sees it."""
+        woken = asyncio.Event()
+        wake = partial(asyncio.get_running_loop().call_soon_threadsafe, woken.set)
+        self._waking.add(wake)  # before the look: a refresh looks here after it wrote
+        try:
+            while not self.gate.open:
+                woken.clear()
+                await woken.wait()
+        finally:
+            self._waking.discard(wake)
 
     def close_own(self, *, by: str, why: str) -> None:
         """Let nothing more in at this worker, whatever the gate file says; it leaves."""

@@ -2,7 +2,8 @@
 """What is asked of one worker over its private socket, by an operator or a checkpoint (R6).
 
     GET  /status             what it is, what it has in hand, and how its gate stands
-    POST /admission?wait=S   read the gate now; answer once nothing is in hand, or after S seconds
+    POST /admission?wait=S   read the gate now; answer once nothing is in hand, or after S seconds:
+                             of a call that works in steps only its steps are
     POST /drain              end this process as SIGTERM does
 
 The private directory lets only the user that runs the workers in, and only what comes over the
@@ -18,6 +19,7 @@ from typing import Any, Final
 from urllib.parse import parse_qs
 
 from rollout_router.asgi import Receive, Scope, Send
+from rollout_router.history import CallHandle
 from rollout_router.routing import headers as wire
 from rollout_router.routing.worker import Worker
 
@@ -65,6 +67,10 @@ async def answer_control(worker: Worker | None, scope: Scope, receive: Receive, 
 
 def _status(worker: Worker) -> dict[str, Any]:
     gate, now = worker.admission.gate, worker.history.clock()
+
+    def called(call: CallHandle, since: float) -> dict[str, Any]:
+        return {**call.key._asdict(), "seconds": round(now - since, 3)}
+
     return {
         "schema": SCHEMA,
         "id": worker.id,
@@ -72,14 +78,8 @@ def _status(worker: Worker) -> dict[str, Any]:
         "leaving": worker.ownership.leaving,
         "claims": len(worker.ownership.grants),
         "gate": {"open": gate.open, "by": gate.by, "why": gate.why},
-        "in_flight": [
-            {
-                "rollout_id": call.key.rollout_id,
-                "claim_epoch": call.key.claim_epoch,
-                "seconds": round(now - call.began_at, 3),
-            }
-            for call in worker.history.calls
-        ],
+        "in_flight": [called(call, call.began_at) for call in worker.stepping.in_hand()],
+        "parked": [called(call, since) for call, since in worker.stepping.parked()],
         "claims_changing": sorted(worker.ownership.busy),
     }
 
@@ -93,14 +93,14 @@ def _wait_s(scope: Scope) -> float:
 
 
 async def _quiet(worker: Worker, wait_s: float, receive: Receive) -> None:
-    """Wait until no call is in hand and no claim on its way, or the time is over, or they left."""
+    """Wait until nothing is in hand and no claim on its way, or the time is over, or they left."""
 
     async def gone() -> None:
         while (await receive())["type"] != "http.disconnect":
             pass
 
     async def quiet() -> None:
-        while worker.history.calls or worker.ownership.busy:
+        while worker.stepping.in_hand() or worker.ownership.busy:
             worker.ownership.changed.clear()
             await worker.ownership.changed.wait()
 

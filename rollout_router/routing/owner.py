@@ -58,12 +58,6 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     exchange.passed("admission")
     claim, mark = held.grant.claim, exchange.mark
     exchange.progress.claim_epoch = claim.claim_epoch
-    call = Call(
-        rollout_id=claim.rollout_id,
-        claim_epoch=claim.claim_epoch,
-        worker_id=worker.id,
-        store_id=worker.store.store_id,
-    )
     settings = worker.settings
     keeps = settings.history_delta and not worker.ownership.leaving
     headers: Headers = list(exchange.scope["headers"])
@@ -91,6 +85,13 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     headers = wire.without_ours(headers)
     if settings.rollout_keys is not None and exchange.kind == "rollout":
         headers = wire.without(headers, *KEY_HEADERS)  # the key is for us alone
+    call = Call(
+        rollout_id=claim.rollout_id,
+        claim_epoch=claim.claim_epoch,
+        worker_id=worker.id,
+        store_id=worker.store.store_id,
+        steps=worker.stepping.of(held.call),
+    )
     scope = {**exchange.scope, "headers": headers, CALL_KEY: call}
     watch = None
     if exchange.kind == "session" and worker.sessions is not None:
@@ -101,6 +102,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
     try:
         await _run(app, scope, exchange, tasks=worker.tasks, body=body, extra=extra, watch=watch)
     finally:
+        worker.stepping.forget(held.call)
         if watch is not None:
             watch.end()
 

@@ -43,6 +43,7 @@ from rollout_router.routing.run_dir import private_directory, private_socket_pat
 from rollout_router.routing.session_bounds import SessionBounds
 from rollout_router.routing.sessions import PREFIX, SessionNames
 from rollout_router.routing.settings import TOMBSTONE_S, Settings
+from rollout_router.routing.steps import Stepping
 from rollout_router.routing.sweeping import Sweeping
 from rollout_router.routing.tasks import Tasks
 from rollout_router.transport.hop import HopClient
@@ -104,6 +105,7 @@ class Worker:
             tasks=self.tasks,
             session_bounds=self._session_bounds,
         )
+        self.stepping = Stepping(self.history, self.admission, self.ownership.changed)
         self.placing = (
             Placing(self.socket_path.with_suffix(".load"), store_id=store.store_id)
             if settings.placement == "balanced"

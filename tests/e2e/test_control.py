@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Closing admission and draining a worker by command, while calls are in flight (R6)."""
+"""Closing admission and draining a worker while calls are in flight, or between steps (R6)."""
 
 import json
 import os
@@ -12,9 +12,10 @@ import httpx
 from support.control import Control
 from support.conversations import body_of, conversation
 from support.gateway import COMMAND, Gateway, wait_dead, wait_until
+from support.stepping_app import STEPS
 
 from rollout_router.claims import FileClaimStore
-from rollout_router.operate import status_of
+from rollout_router.operate import hold_admission, release_admission, status_of
 
 BODY = body_of(conversation(2))
 
@@ -52,6 +53,45 @@ def test_r6_close_waits_for_calls_in_flight_and_names_what_is_in_the_way(
     assert (late.returncode, json.loads(late.stdout)["blockers"]) == (0, [])
     assert control.runs("other") == []
     assert command(gateway, "admission", "open").returncode == 0
+
+
+def test_r6_a_call_that_works_in_steps_stands_still_behind_a_closed_gate(
+    serve: Callable[..., Gateway], control: Control
+) -> None:
+    gateway = serve(
+        *("--app", "support.stepping_app:app", "--route-always"),
+        environment={"TEST_CONTROL": str(control.path)},
+    )
+    hold = partial(hold_admission, gateway.state_dir, by="nightly", why="a checkpoint")
+    control.hold("r")
+
+    def park() -> str | None:
+        """Hold the gate and let the step end that is in hand; the rollout that was in the way."""
+        step = control.next_call("r")
+        (blocker,) = hold(budget_s=600)
+        step.answer()
+        assert hold(budget_s=600, wait_s=60) == ()
+        return blocker.rollout_id
+
+    with ThreadPoolExecutor(1) as threads:
+        asked = threads.submit(gateway.post, "r", BODY)
+        assert park() == "r"
+        claim, held = gateway.claims()["r"], gateway.json("admission", "status")
+        owner = FileClaimStore.inspect(gateway.state_dir).owner(claim["worker_id"])
+        assert owner is not None
+        status = status_of(owner)
+        runs = len(control.runs("r"))
+        assert release_admission(gateway.state_dir, by="nightly")
+
+        assert park() == "r"  # the second step; its budget ends, and nobody releases it
+        hold(budget_s=0.01)
+        control.next_call("r").answer()
+        answer = asked.result()
+
+    assert (held["by"], 0 < held["seconds_left"] <= 600) == ("nightly", True)
+    assert ([each["rollout_id"] for each in status["parked"]], status["in_flight"]) == (["r"], [])
+    assert (runs, len(control.runs("r"))) == (1, STEPS)
+    assert (answer.status_code, answer.text) == (200, "all steps")
 
 
 def test_c6_a_drained_worker_finishes_gives_its_rollouts_back_and_is_replaced(

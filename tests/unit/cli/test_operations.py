@@ -20,6 +20,7 @@ from rollout_router.claims import (
     Gate,
     Grant,
     LifeLock,
+    hold_gate,
     new_nonce,
     read_gate,
     write_gate,
@@ -298,6 +299,31 @@ def test_c5_nothing_that_a_gate_says_acts_on_a_terminal(store: FileClaimStore) -
     assert done.stdout == "closed by \\x1b]0;x\\x07: a\\nb\\x1b[2J\n"
     closed = _command(store.state_dir, "admission", "close", "--why", "\x1b[2J")
     assert closed.stdout == "admission is closed: \\x1b[2J\n"
+
+
+def test_r6_status_says_who_holds_the_gate_and_for_how_long(store: FileClaimStore) -> None:
+    def said() -> tuple[str, dict[str, object]]:
+        document = _command(store.state_dir, "admission", "status", "--json").stdout
+        return _command(store.state_dir, "admission", "status").stdout, json.loads(document)
+
+    hold_gate(store.state_dir, by="nightly", why="a checkpoint", budget_s=3600)
+    text, document = said()
+    assert re.fullmatch(r"closed by nightly for \d+ s more: a checkpoint\n", text)
+    left_s = document.pop("seconds_left")
+    assert isinstance(left_s, float)
+    assert 0 < left_s <= 3600
+    assert document == {"schema": 1, "open": False, "by": "nightly", "why": "a checkpoint"}
+
+    assert _command(store.state_dir, "admission", "close", "--why", "upkeep").exit_code == 0
+    assert said() == (
+        "closed by operator: upkeep\n",
+        {**document, "by": "operator", "why": "upkeep", "seconds_left": None},
+    )
+    assert _command(store.state_dir, "admission", "open").exit_code == 0
+    assert said() == (
+        "open\n",
+        {"schema": 1, "open": True, "by": "operator", "why": "", "seconds_left": None},
+    )
 
 
 def test_c5_no_path_that_ends_a_command_acts_on_a_terminal(folder: Path) -> None:

@@ -2,6 +2,7 @@
 """What ``serve`` refuses before anything runs, and what it says to do."""
 
 import errno
+import re
 import socket
 from importlib import import_module
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import NoReturn
 import pytest
 from click.testing import CliRunner, Result
 
+from rollout_router.claims import FileClaimStore, Gate, hold_gate, write_gate
 from rollout_router.cli import serving
 from rollout_router.cli.main import main
 from rollout_router.serve.supervisor import PortTaken
@@ -74,6 +76,23 @@ def test_another_port_is_advised_where_it_would_help(
     assert done.exit_code == 1
     assert "rollout-router: cannot listen on 127.0.0.1:8000: why" in done.stderr
     assert ("name another with --port" in done.stderr) is advised
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "end"), [(None, "until it is opened"), (3600.0, r"for \d+ s more")]
+)
+def test_r6_a_start_behind_a_closed_gate_says_until_when(
+    folder: Path, budget_s: float | None, end: str
+) -> None:
+    store = FileClaimStore.open(folder / "state", service="model")
+    if budget_s is None:
+        write_gate(store.state_dir, Gate(open=False, by="ada", why="upkeep"))
+    else:
+        hold_gate(store.state_dir, by="ada", why="upkeep", budget_s=budget_s)
+
+    done = run(folder)
+
+    assert re.search(rf"admission is closed by ada: upkeep; calls get 503 {end}\n", done.stderr)
 
 
 @pytest.mark.parametrize("name", ["--session-cookie", "--session-header"])

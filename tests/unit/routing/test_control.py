@@ -10,10 +10,12 @@ import pytest
 from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router import operate
-from rollout_router.claims import Gate, read_gate, write_gate
-from rollout_router.operate import Blocker, WorkerSilent
+from rollout_router.call import Steps
+from rollout_router.claims import Gate, hold_gate, read_gate, write_gate
+from rollout_router.operate import AdmissionHeld, Blocker, WorkerSilent
 
 close = partial(operate.close_admission, by="ada", why="a checkpoint")
+hold = partial(operate.hold_admission, by="ada", why="a checkpoint", budget_s=60.0)
 
 
 async def test_r6_close_returns_when_every_worker_has_read_the_gate(rig: Rig) -> None:
@@ -95,6 +97,145 @@ async def test_r6_close_waits_for_calls_in_flight_as_long_as_it_may(
     assert late.status == 503
 
 
+class Stepping(Application):
+    """Each call works in steps, which end when the test says so, until it is told to answer."""
+
+    def __init__(self) -> None:
+        super().__init__(self._work)
+        self.steps: asyncio.Queue[asyncio.Event] = asyncio.Queue()  # those that have begun
+        self.last = False
+
+    async def _work(self, call: AppCall) -> None:
+        while not self.last:
+            while not _steps(call).begin():
+                await _steps(call).wait_open()
+            ending = asyncio.Event()
+            self.steps.put_nowait(ending)
+            await ending.wait()
+            _steps(call).end()
+        await answer(b"done")(call)
+
+
+def _steps(call: AppCall) -> Steps:
+    assert call.routed is not None
+    assert call.routed.steps is not None
+    return call.routed.steps
+
+
+async def park(rig: Rig, app: Stepping) -> Blocker:
+    """Hold the gate, then let the step end that is in hand; it was in the way."""
+    step = await app.steps.get()
+    (blocker,) = await asyncio.to_thread(hold, rig.state_dir)
+    step.set()
+    assert await asyncio.to_thread(hold, rig.state_dir, wait_s=60.0) == ()
+    return blocker
+
+
+async def test_r6_a_closed_gate_waits_for_the_step_and_not_for_the_call(rig: Rig) -> None:
+    app = Stepping()
+    router, worker = await rig.start(app)
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(Client().ask(router))
+
+        blocker = await park(rig, app)
+
+        refused = await Client(path="/sessions/r2/x").ask(router)
+        parked = await asyncio.to_thread(operate.status_of, worker.life.identity)
+        assert app.steps.empty()
+        app.last = await asyncio.to_thread(operate.release_admission, rig.state_dir, by="ada")
+        (await app.steps.get()).set()
+
+    assert (blocker.rollout_id, blocker.claim_epoch) == ("r1", rig.claim().claim_epoch)
+    assert "in flight" in blocker.why
+    assert (refused.status, asking.result().content) == (503, b"done")
+    with pytest.raises(RuntimeError, match="this call is over"):
+        _steps(app.calls[0]).begin()
+    (call,) = parked["parked"]
+    assert (call.pop("seconds") >= 0, parked["in_flight"]) == (True, [])
+    assert call == {"rollout_id": "r1", "claim_epoch": rig.claim().claim_epoch}
+
+
+async def test_r6_a_call_goes_on_once_the_budget_is_over(rig: Rig) -> None:
+    app = Stepping()
+    router, _ = await rig.start(app)
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(Client().ask(router))
+        await park(rig, app)
+        app.last = True
+
+        await asyncio.to_thread(hold, rig.state_dir, budget_s=0.01)
+
+        (await app.steps.get()).set()
+    assert asking.result().content == b"done"
+
+
+async def test_r6_a_parked_call_is_cancelled_at_the_deadline_of_a_drain(rig: Rig) -> None:
+    app = Stepping()
+    router, worker = await rig.start(app, drain_s_max=0)
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(Client().ask(router))
+        call = await app.arrived()
+        await park(rig, app)
+
+        await router.stop_worker()
+
+        asking.cancel()
+    assert call.cancelled.is_set()
+    assert worker.stepping.parked() == []
+
+
+async def test_r6_a_leaver_waits_for_a_parked_call(rig: Rig) -> None:
+    app = Stepping()
+    router, worker = await rig.start(app)
+    async with asyncio.TaskGroup() as group:
+        asking = group.create_task(Client().ask(router))
+        await park(rig, app)
+        app.last = True
+
+        stopping = group.create_task(router.stop_worker())
+        status = await asyncio.to_thread(operate.status_of, worker.life.identity)
+        await asyncio.to_thread(operate.release_admission, rig.state_dir, by="ada")
+        (await app.steps.get()).set()
+        await stopping
+
+    assert (status["leaving"], len(status["parked"])) == (True, 1)
+    assert asking.result().content == b"done"
+
+
+async def test_r6_who_holds_the_gate_is_in_nobodys_way_but_an_operators(rig: Rig) -> None:
+    await rig.start(Application())
+    release = partial(operate.release_admission, rig.state_dir)
+
+    def held_by(by: str) -> None:
+        hold(rig.state_dir, by=by)
+
+    await asyncio.to_thread(held_by, "ada")
+    with pytest.raises(AdmissionHeld, match="closed by ada"):
+        await asyncio.to_thread(held_by, "bob")
+    assert not await asyncio.to_thread(release, by="bob")
+    await asyncio.to_thread(close, rig.state_dir, by="ada")
+    with pytest.raises(AdmissionHeld, match="closed by ada"):
+        await asyncio.to_thread(held_by, "ada")
+    assert not await asyncio.to_thread(release, by="ada")
+    assert not read_gate(rig.state_dir).open
+    await asyncio.to_thread(operate.open_admission, rig.state_dir, by="operator")
+    await asyncio.to_thread(held_by, "bob")
+    assert [await asyncio.to_thread(release, by="bob") for _ in range(2)] == [True, False]
+
+
+@pytest.mark.parametrize(
+    ("budget_s", "wait_s"),
+    [(0.0, 0.0), (-1.0, 0.0), (1.0, 2.0), (3601.0, 0.0), (float("nan"), 0.0), (1.0, -1.0)],
+)
+def test_r6_a_budget_that_is_none_changes_nothing(rig: Rig, budget_s: float, wait_s: float) -> None:
+    state_dir = rig.store.state_dir
+
+    with pytest.raises(ValueError, match="seconds, not"):
+        hold(state_dir, budget_s=budget_s, wait_s=wait_s)
+
+    assert not (state_dir / "gate").exists()
+
+
 async def test_r6_a_silent_worker_is_a_blocker_and_a_dead_one_is_not(rig: Rig) -> None:
     silent, dead = rig.owner(None), rig.owner(None)
     dead.die()
@@ -169,10 +310,18 @@ async def test_r6_a_gate_that_is_opened_meanwhile_is_said(
         write_gate(state_dir, gate)
         write_gate(state_dir, Gate(open=True))
 
-    monkeypatch.setattr(operate, "write_gate", write_and_open)
-    (blocker,) = await asyncio.to_thread(close, rig.state_dir)
+    def hold_too_short(state_dir: Path, *, by: str, why: str, budget_s: float) -> None:
+        assert budget_s == 60.0
+        hold_gate(state_dir, by=by, why=why, budget_s=1e-9)
 
-    assert "somebody opened it" in blocker.why
+    monkeypatch.setattr(operate, "write_gate", write_and_open)
+    monkeypatch.setattr(operate, "hold_gate", hold_too_short)
+    found = [await asyncio.to_thread(closing, rig.state_dir) for closing in (close, hold)]
+
+    assert [["opened it, or its budget is over" in each.why for each in one] for one in found] == [
+        [True],
+        [True],
+    ]
 
 
 async def test_r6_an_opened_gate_lets_requests_in(rig: Rig) -> None:
@@ -233,6 +382,7 @@ async def test_a_worker_says_what_it_has_in_hand(rig: Rig) -> None:
         "claims": 1,
         "gate": {"open": True, "by": "", "why": ""},
         "in_flight": [],
+        "parked": [],
         "claims_changing": [],
     }
 

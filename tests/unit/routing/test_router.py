@@ -93,7 +93,7 @@ async def test_r7_with_deltas_off_nothing_is_claimed_kept_or_forwarded(rig: Rig)
     assert rig.claim().owner == elsewhere.life.owner
     call = app.calls[0].routed
     assert call is not None
-    assert (call.rollout_id, call.claim_epoch) == ("r1", None)
+    assert (call.rollout_id, call.claim_epoch, call.steps) == ("r1", None, None)
     assert (call.worker_id, call.store_id) == (worker.id, worker.store.store_id)
 
 
