@@ -34,7 +34,14 @@ BUSY_S: Final = 10.0
 TOGETHER_MAX: Final = 64
 """Writes of one commit. More would wait for the slowest of them; a sync is shared well by these."""
 
-_PASSING: Final = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_LOCKED})
+_PASSING: Final = frozenset(
+    {
+        sqlite3.SQLITE_BUSY,
+        sqlite3.SQLITE_CANTOPEN,  # no descriptor is left: said before anything is written
+        sqlite3.SQLITE_FULL,
+        sqlite3.SQLITE_LOCKED,
+    }
+)
 """What goes away by itself, and leaves the file as it was. After any other error it is not certain
 what reached the disk: this process writes no more, and the next one recovers the file."""
 
@@ -66,8 +73,11 @@ class Database:
         self._starting = threading.Lock()
         self._closed = False
         self._check_place()
-        with closing(self._connect()) as connection:
-            self._prepare(connection, schema, version)
+        try:
+            with closing(self._connect()) as connection:
+                self._prepare(connection, schema, version)
+        except sqlite3.Error as error:
+            raise self._unavailable(error) from error
 
     async def write(self, change: Callable[[sqlite3.Connection], _Result]) -> _Result:
         """Run *change* in a transaction of the writer's and return once it is on the disk.
@@ -183,21 +193,18 @@ class Database:
             raise self._refused(f"{self.path} cannot be used: {error}") from error
 
     def _prepare(self, connection: sqlite3.Connection, schema: str, version: int) -> None:
-        try:
-            connection.execute("BEGIN IMMEDIATE")
-            found = connection.execute("PRAGMA user_version").fetchone()[0]
-            if found not in (0, version):
-                raise CheckpointRefusal(
-                    "unknown_schema",
-                    f"{self.path} has schema {found}, this version knows {version}: run the version"
-                    " that made it, or use another file",
-                )
-            for statement in schema.split(";"):
-                connection.execute(statement)
-            connection.execute(f"PRAGMA user_version={version}")
-            connection.execute("COMMIT")
-        except sqlite3.Error as error:
-            raise self._unavailable(error) from error
+        connection.execute("BEGIN IMMEDIATE")
+        found = connection.execute("PRAGMA user_version").fetchone()[0]
+        if found not in (0, version):
+            raise CheckpointRefusal(
+                "unknown_schema",
+                f"{self.path} has schema {found}, this version knows {version}: run the version"
+                " that made it, or use another file",
+            )
+        for statement in schema.split(";"):
+            connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={version}")
+        connection.execute("COMMIT")
 
     def _failed(self, error: sqlite3.Error) -> CheckpointRefusal:
         refusal = self._unavailable(error)
@@ -230,7 +237,8 @@ def _commit(connection: sqlite3.Connection, batch: "list[_Write]") -> None:
         try:
             result = write.change(connection)
         except sqlite3.Error as error:
-            if not isinstance(error, sqlite3.IntegrityError):
+            # One without a code did not come from the file: the module refused what it was given.
+            if hasattr(error, "sqlite_errorcode") and not isinstance(error, sqlite3.IntegrityError):
                 raise
             told.append(partial(write.future.set_exception, error))
             connection.execute("ROLLBACK TO one")
