@@ -1,9 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 import errno
 import os
+import resource
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NoReturn
@@ -169,7 +170,13 @@ def test_an_equal_retry_gives_the_same_manifest_and_replaces_nothing(tmp_path: P
 def test_another_heading_is_a_conflict_and_leaves_the_first(tmp_path: Path, other: Heading) -> None:
     write(tmp_path)
     before = sorted(home(tmp_path).iterdir())
-    assert refused(write, tmp_path, other) == "checkpoint_conflict"
+    untaken = iter(RECORDS)
+    assert (
+        refused(publish, tmp_path, other, untaken, permit=lambda name: name())
+        == "checkpoint_conflict"
+    )
+    if other.identity != HEADING.identity:
+        assert list(untaken) == RECORDS  # nothing was written for it
     assert sorted(home(tmp_path).iterdir()) == before
     assert list(read_archive(tmp_path, **ASKED).records()) == RECORDS
 
@@ -325,7 +332,8 @@ def test_the_parents_are_synced_where_a_crashed_attempt_may_have_made_them(
         os,
         "access",
         lambda path, mode, *, dir_fd, **named: (
-            path_of(dir_fd) != str(tmp_path) and access(path, mode, dir_fd=dir_fd, **named)
+            (mode, path_of(dir_fd)) != (os.W_OK, str(tmp_path))
+            and access(path, mode, dir_fd=dir_fd, **named)
         ),
     )
     write(tmp_path / "new")
@@ -357,14 +365,19 @@ def test_a_disk_that_fails_at_any_sync_leaves_no_name_but_a_retry_does(
     assert list(read_archive(tmp_path, **ASKED).records()) == RECORDS
 
 
-def test_a_full_disk_is_refused_before_the_name(tmp_path: Path) -> None:
-    def running_out() -> Iterator[bytes]:
-        yield RECORDS[0]
-        raise OSError(errno.ENOSPC, "no space")
-
-    code = refused(publish, tmp_path, HEADING, running_out(), permit=lambda name: name())
+@pytest.mark.parametrize("bytes_max", [10, 100], ids=["records", "manifest"])
+def test_a_file_that_cannot_grow_leaves_no_name_and_nothing_else(
+    tmp_path: Path, bytes_max: int
+) -> None:
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (bytes_max, before[1]))
+    try:
+        code = refused(write, tmp_path)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert code == "archive_unavailable"
     assert [path.name for path in home(tmp_path).iterdir()] == [".lock"]
+    write(tmp_path)
 
 
 def test_a_damaged_manifest_is_named_and_left_untouched(tmp_path: Path) -> None:
