@@ -23,6 +23,7 @@ from rollout_router.bench.figures import Part
 from rollout_router.bench.forward import CASES, QUICK_CASES, ROUNDS_MAX, run_forward
 from rollout_router.bench.guard import grown
 from rollout_router.bench.hop import run_hop
+from rollout_router.bench.journal import run_journal
 from rollout_router.bench.path import run_path
 from rollout_router.bench.report import document, missed, notes, page, tables
 from rollout_router.bench.scale import run_scale
@@ -93,6 +94,11 @@ def _run_claims(asked: _Asked) -> Part:
     return run_claims(places, counts=counts, rounds=rounds, say=_say, notes=notes)
 
 
+def _run_journal(asked: _Asked) -> Part:
+    file_system = Host.here().file_system(asked.work_dir.resolve())
+    return run_journal(asked.work_dir, file_system=file_system, rounds=asked.rounds, say=_say)
+
+
 _PARTS: Final[Mapping[str, Callable[[_Asked], Part]]] = {
     "turns": lambda a: run_turns(a.work_dir, sizes=a.sizes, rounds=a.rounds, say=_say),
     "claims": _run_claims,
@@ -105,6 +111,7 @@ _PARTS: Final[Mapping[str, Callable[[_Asked], Part]]] = {
         a.work_dir, workers=[1, 2, 4], rollouts=10_000, streams=1_000, say=_say
     ),
     "bytes": lambda a: run_volume(a.rollouts, a.conformance, _say),
+    "journal": _run_journal,
     "start": lambda a: run_start(a.work_dir, rounds=a.rounds, say=_say),
 }
 
@@ -172,7 +179,7 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure turns, claims, the hop, forwarding, deltas, bases, whole paths, scale, bytes, starts.
+    """Measure turns, claims, hop, forwarding, deltas, bases, paths, scale, bytes, journal, starts.
 
     The application only reads the body and answers, so no model is measured. Claims are measured on
     disk and on tmpfs. Exit code 1: a target was missed, a ratio has grown, or something did not

@@ -29,6 +29,7 @@ LAWS = {
 # What each room may import of the package, besides itself. The three rooms do not know one another.
 SHARED = {"errors", "call", "asgi", "forked", "metrics"}
 FIGURES = {"processes", "tables", "timings"}  # the product as it runs, and what is said of it
+MEETING = {"history", "routing", "transport"}  # where they meet claims
 ROOMS = {
     **{module: set[str]() for module in SHARED},
     "processes": {"transport"},
@@ -45,7 +46,17 @@ ROOMS = {
     "demo": {"processes", "transport"},
     "harness": {"asgi", "claims", "errors", "gateway", *FIGURES, "transport"},
     "operate": {"claims"},
-    "bench": {*SHARED, "claims", "demo", "gateway", "history", *FIGURES, "routing", "transport"},
+    "bench": {
+        *SHARED,
+        "checkpoint",
+        "claims",
+        "demo",
+        "gateway",
+        "history",
+        *FIGURES,
+        "routing",
+        "transport",
+    },
 }
 ROOMS["cli"] = set(ROOMS)  # it stands before everything, and nothing knows it
 
