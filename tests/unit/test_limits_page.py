@@ -16,7 +16,16 @@ PAGE = (ROOT / "docs" / "limits.md").read_text(encoding="utf-8")
 ROWS = re.findall(r"^\| `([\w./]+):([\w.]+)` \| ([^|]+?) \|", PAGE, re.MULTILINE)
 UNITS = {"": 1, "s": 1, "h": 3600, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
-SERVES = ("claims", "gateway", "history", "operate.py", "routing", "serve", "transport")
+SERVES = (
+    "checkpoint",
+    "claims",
+    "gateway",
+    "history",
+    "operate.py",
+    "routing",
+    "serve",
+    "transport",
+)
 CONSTANT = re.compile(r"^([A-Z][A-Z_]*_(?:MAX|S)|BACKLOG)\b[^=\n]* = ", re.MULTILINE)
 FIELD = re.compile(r"[a-z_]+_(?:max|min|s)")
 FORMS = {"CLAIM_EPOCH_MAX", "BACKOFF_S"}  # how a number is written, and a row of pauses
