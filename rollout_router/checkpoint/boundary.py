@@ -91,7 +91,13 @@ class BoundaryRecord:
             raise _unknown(f"fields {sorted(found.keys() ^ names.keys())} are missing or unknown")
         for name, types in _TYPES.items():
             if type(found[name]) not in types:
-                raise _unknown(f"{name} is {found[name]!r}")
+                raise _unknown(f"{name} is {found[name]!r:.200}")
+        for name, kind in _VALUES.items():
+            if any(type(value) is not kind for value in found[name].values()):
+                raise _unknown(f"{name} is {found[name]!r:.200}")
+        for name, keys in _KEYS.items():
+            if found[name] is not None and found[name].keys() != keys:
+                raise _unknown(f"{name} is {found[name]!r:.200}")
         if found["kind"] not in get_args(Boundary):
             raise _unknown(f"kind {found['kind']!r}")
         return cls(**found)
@@ -105,6 +111,15 @@ _TYPES: Final[Mapping[str, tuple[type, ...]]] = {
     "output_items": (list,),
     "last_model_call_id": (str, type(None)),
     "pending": (dict, type(None)),
+}
+_VALUES: Final[Mapping[str, type]] = {
+    **dict.fromkeys(("usage", "revisions", "budgets"), int),
+    **dict.fromkeys(("cookies", "agent"), str),
+}
+_KEYS: Final[Mapping[str, frozenset[str]]] = {
+    "budgets": frozenset({"steps_left"}),
+    "agent": frozenset({"environment_id", "stopped"}),
+    "pending": frozenset({"actions", "action_cursor", "operation_id"}),
 }
 
 

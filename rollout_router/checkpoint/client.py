@@ -3,17 +3,18 @@
 
     answer                                       what it means
     2xx, 4xx of the application                  performed: the answer is the result
-    503 or 429 with Retry-After, no connection   not performed: refused before anything happened
+    503 with Retry-After, 429, no connection     not performed: refused before anything happened
     409 checkpoint_parked                        likewise, as gyms say it
     500 environment_failed                       not performed: the environment was set back
-    409, 404, 410 with a code of ours            a refusal of the environment, with its outcome
-    any other 5xx, a cut or late answer          lost: it may have been performed
+    4xx or 5xx with a code of ours               a refusal of the environment, with its outcome
+    any other, a cut or late answer, no JSON     lost: it may have been performed
 
 Nothing is sent again here: an operation is, by its run, under the same id.
 """
 
 import json
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -29,9 +30,12 @@ __all__ = ["ANSWER_BYTES_MAX", "Answer", "Caller"]
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Bytes of one answer; it protects memory. A longer one cannot be recorded and counts as lost."""
 
-_REFUSED: Final = (503, 429)
 _NOT_PERFORMED: Final = frozenset({"checkpoint_parked", "environment_failed"})
-_SERVER_ERROR: Final = 500
+_BUSY: Final = 503
+_TOO_MANY: Final = 429
+_ERRORS: Final = (4, 5)  # the first digit of a status
+_ANSWERED: Final = (2, 4)
+_REVISION: Final = re.compile("[0-9]{1,18}")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,23 +137,26 @@ def _judged(path: str, response: aiohttp.ClientResponse, raw: bytes) -> Answer:
     """What became of the operation, from the whole answer."""
     try:
         document = json.loads(raw) if raw else None
-    except ValueError:
+    except (ValueError, RecursionError):
         document = None
-    status, (code, message) = response.status, _error_of(document)
+    status, kind = response.status, response.status // 100
+    code, message = _error_of(document) if kind in _ERRORS else ("", "")
     said = f"{path}: {status} {code or raw[:200]!r} {message}".rstrip()
     retry_after_s = _seconds(response.headers.get("retry-after"))
-    if code in _NOT_PERFORMED or (status in _REFUSED and retry_after_s is not None):
+    refused = status == _TOO_MANY or (status == _BUSY and retry_after_s is not None)
+    if refused or code in _NOT_PERFORMED:
         raise NotPerformed(said, retry_after_s=retry_after_s or 0.0)
     if code in CODES:
         raise CheckpointRefusal(code, said)
-    if status >= _SERVER_ERROR or (raw and document is None):
+    if kind not in _ANSWERED or (raw and document is None):
         raise Lost(said)
     revision = response.headers.get(REVISION, "")
     return Answer(
         status=status,
         document=document,
-        cookies={name: morsel.value for name, morsel in response.cookies.items()},
-        revision=int(revision) if revision.isascii() and revision.isdigit() else None,
+        # As they came: a value in quotes may hold what ends one without them.
+        cookies={name: morsel.coded_value for name, morsel in response.cookies.items()},
+        revision=int(revision) if _REVISION.fullmatch(revision) else None,
     )
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, Self, TypeVar
 
 from rollout_router.checkpoint.database import Database
-from rollout_router.checkpoint.digests import canonical
+from rollout_router.checkpoint.digests import canonical, digest
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.refusing import (
     Completed,
@@ -55,6 +55,7 @@ class Opened:
 
     rollout: Rollout
     rows: tuple[Recorded, ...]
+    continued: bool = True  # it was opened before: something may have been sent already
 
 
 def _utc_now() -> str:
@@ -131,8 +132,8 @@ class Journal:
 
         Raises:
             CheckpointRefusal: ``stale_attempt``, ``task_changed``, ``loop_changed``,
-                ``configuration_changed``, ``result_acknowledged``, ``rollout_quarantined``, or the
-                journal's own. It is as it was.
+                ``configuration_changed``, ``result_acknowledged``, ``rollout_quarantined``,
+                ``chain_broken`` of a result, or the journal's own. It is as it was.
         """
         asked = (canonical(task), loop_digest, configuration_digest)
         new = Rollout(
@@ -155,20 +156,18 @@ class Journal:
             found = rollout_of(db, rollout_id)
             if found is None:
                 insert(db, "rollout", asdict(replace(new, head=new.genesis)))
-                return Opened(rollout=known(db, rollout_id), rows=())
+                return Opened(rollout=known(db, rollout_id), rows=(), continued=False)
             check_epoch(found, claim_epoch)
             if found.discarded:
                 adopted = replace(new, restarts=found.restarts, first=found.first)
                 db.execute(
-                    "UPDATE rollout SET task=?, loop_digest=?, configuration_digest=?, head=?"
-                    " WHERE rollout_id=?",
+                    "UPDATE rollout SET task=?, loop_digest=?, configuration_digest=?, head=?,"
+                    " reason='' WHERE rollout_id=?",
                     (*asked, adopted.genesis, rollout_id),
                 )
             else:
                 check_same(found, *asked)
-            if found.status == "completed":
-                return completed_of(db, rollout_id)
-            if found.status != "open":
+            if found.status not in ("open", "completed"):
                 raise not_open(found)
             if found.claim_epoch < claim_epoch:
                 db.execute(
@@ -176,6 +175,8 @@ class Journal:
                     " WHERE rollout_id=?",
                     (claim_epoch, self.now(), rollout_id),
                 )
+            if found.status == "completed":
+                return completed_of(db, rollout_id)
             return Opened(rollout=known(db, rollout_id), rows=rows_of(db, rollout_id))
 
         return await self.database.write(change)
@@ -263,12 +264,23 @@ class Journal:
             lambda db: with_receipt(db, rollout_id, claim_epoch, receipt)
         )
 
+    def environment_name(self, rollout_id: str, restarts: int) -> str:
+        """The environment of a rollout that began anew so often, here and in no other journal."""
+        whose = digest(canonical([self.instance, self.run, rollout_id, restarts]))
+        return f"{rollout_id[:150]}-{restarts}-{whose[:16]}"
+
     async def environments_of(self, rollout_id: str) -> set[str]:
-        """The environments that a rollout's recorded operations acted on."""
+        """Every environment that a rollout may have, those before its restarts too."""
 
         def look(db: sqlite3.Connection) -> set[str]:
-            rows = rows_of(db, rollout_id)
-            return {row.environment_id for row in rows if row.environment_id is not None}
+            found, rows = rollout_of(db, rollout_id), rows_of(db, rollout_id)
+            if found is None or found.status == "acknowledged":
+                return set()
+            begun = range(found.restarts + 1)
+            return {
+                *(self.environment_name(rollout_id, number) for number in begun),
+                *(row.environment_id for row in rows if row.environment_id is not None),
+            }
 
         return await self.database.read_in_thread(look)
 
@@ -282,6 +294,9 @@ class Journal:
 
         def change(db: sqlite3.Connection) -> None:
             found = with_receipt(db, rollout_id, claim_epoch, receipt)
+            db.execute(
+                "UPDATE rollout SET claim_epoch=? WHERE rollout_id=?", (claim_epoch, rollout_id)
+            )
             if found.status == "completed":
                 db.execute("DELETE FROM operation WHERE rollout_id=?", (rollout_id,))
                 db.execute("UPDATE outbox SET payload=NULL WHERE rollout_id=?", (rollout_id,))

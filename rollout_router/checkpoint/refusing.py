@@ -5,7 +5,7 @@ import sqlite3
 from dataclasses import dataclass
 
 from rollout_router.checkpoint.errors import CheckpointRefusal
-from rollout_router.checkpoint.rows import Rollout
+from rollout_router.checkpoint.rows import Rollout, receipt_of
 from rollout_router.checkpoint.tables import rollout_of
 
 __all__ = [
@@ -56,10 +56,13 @@ def with_receipt(
 
 
 def completed_of(db: sqlite3.Connection, rollout_id: str) -> Completed:
-    """The result of a rollout that is completed."""
+    """The result of a rollout that is completed; ``chain_broken`` where it is another by now."""
+    found = known(db, rollout_id)
     row = db.execute(
         "SELECT rollout_id, receipt, payload FROM outbox WHERE rollout_id=?", (rollout_id,)
     ).fetchone()
+    if row is None or row[2] is None or receipt_of(found, row[2]) != row[1]:
+        raise refused("chain_broken", found, "its result is not what it was completed with")
     return Completed(rollout_id=row[0], receipt=row[1], payload=row[2])
 
 

@@ -13,7 +13,7 @@ loop never sees it, so no handler of its own can take it for the end of the roll
 import asyncio
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any, Final, Self
 
 from rollout_router.call import Steps
 from rollout_router.checkpoint.digests import canonical, digest
@@ -23,11 +23,12 @@ from rollout_router.checkpoint.journal import Completed, Journal
 from rollout_router.checkpoint.rows import EFFECTS, Effect, Recorded, Rollout
 from rollout_router.checkpoint.wire import Operation
 
-__all__ = ["LOST_MAX", "PATIENCE_S", "Run"]
+__all__ = ["LOST_MAX", "PATIENCE_S", "Run", "Step"]
 
 PATIENCE_S: Final = 600.0
 """How long one operation is tried again while its server refuses it or its answers are lost: long
-enough for a server to be replaced. Then the call ends, and the next one goes on from there."""
+enough for a server to be replaced. Only the pauses in between count, so that a closed gate takes
+nothing of it. Then the call ends, and the next one goes on from there."""
 
 LOST_MAX: Final = 10
 """So many answers of one operation may be lost: a request that its server cannot answer is not sent
@@ -46,6 +47,7 @@ class Run:
         rows: what it recorded, checked.
         steps: the gate of this worker; None where there is none.
         patience_s: see :data:`PATIENCE_S`.
+        continued: whether it was begun before: nobody knows what was sent then.
     """
 
     def __init__(
@@ -56,6 +58,7 @@ class Run:
         *,
         steps: Steps | None = None,
         patience_s: float = PATIENCE_S,
+        continued: bool = True,
     ) -> None:
         self.rollout = rollout
         self._journal = journal
@@ -63,9 +66,10 @@ class Run:
         self._intent = next((row for row in rows if row.result is None), None)
         self._replayed = 0
         self._revisions: dict[str, int] = {}
+        self._environments = {one for row in rows if (one := row.environment_id) is not None}
         self._steps = steps
         self._patience_s = patience_s
-        self._continued = rollout.attempt > 1  # nobody knows what the attempt before had sent
+        self._continued = continued
         self._busy = False
         self._ended_by: BaseException | None = None  # the operation that failed
 
@@ -86,14 +90,17 @@ class Run:
         After a restart it is another one, and it never is that of a rollout of the same id in
         another server or run.
         """
-        whose = [self._journal.instance, self._journal.run, self.rollout_id]
-        restarts = self.rollout.restarts
-        return f"{self.rollout_id[:150]}-{restarts}-{digest(canonical([*whose, restarts]))[:16]}"
+        return self._journal.environment_name(self.rollout_id, self.rollout.restarts)
 
     @property
     def environment_ids(self) -> set[str]:
         """Every environment that this run may have made."""
-        return {self.environment_id, *self._revisions}
+        return {self.environment_id, *self._environments}
+
+    @property
+    def refusal(self) -> CheckpointRefusal | None:
+        """The one that ended it, whatever its loop made of that."""
+        return self._ended_by if isinstance(self._ended_by, CheckpointRefusal) else None
 
     async def op(
         self,
@@ -121,12 +128,12 @@ class Run:
         """
         if effect not in EFFECTS:
             raise ValueError(f"an effect is one of {sorted(EFFECTS)}, not {effect!r}")
-        if self._busy:
-            raise RuntimeError(f"rollout {self.rollout_id}: one operation at a time")
         self._check_going_on()
         self._busy = True
         try:
             asked = digest(canonical(request))
+            if environment_id is not None:
+                self._environments.add(environment_id)
             if self.replaying:
                 return self._recorded(kind, effect, environment_id, asked)
             fresh = Recorded(
@@ -154,33 +161,24 @@ class Run:
         Raises:
             CheckpointRefusal: ``divergence``: operations were recorded that the loop no longer
                 asks for; or as :meth:`Journal.complete`.
+            RuntimeError: an operation of this run is not over.
         """
         self._check_going_on()
         if self.replaying or self._intent is not None:
             raise self.refused("divergence", "the loop ends before what was recorded does")
-        await self.enter()
-        try:
+        async with Step(self._steps):
             return await self._journal.complete(self.rollout, payload)
-        finally:
-            self.leave()
-
-    async def enter(self) -> None:
-        """Wait for the gate, and count a step in."""
-        while self._steps is not None and not self._steps.begin():
-            await self._steps.wait_open()
-
-    def leave(self) -> None:
-        """The step is over."""
-        if self._steps is not None:
-            self._steps.end()
 
     def _check_going_on(self) -> None:
         """A loop cannot go on from an operation that failed: no other attempt would meet it.
 
         So a loop that takes a refusal for an answer cannot make a result of it.
         """
-        if isinstance(self._ended_by, CheckpointRefusal):
+        if self._busy:
+            self._ended_by = RuntimeError(f"rollout {self.rollout_id}: one operation at a time")
             raise self._ended_by
+        if self.refusal is not None:
+            raise self.refusal
         if self._ended_by is not None:
             raise self.refused(
                 "operation_unavailable",
@@ -206,20 +204,16 @@ class Run:
                 f"operation {self._intent.sequence} ({self._intent.kind}) was begun and may have"
                 " been performed",
             )
-        step = _Step(self)
-        try:
+        async with Step(self._steps) as step:
             row = await self._until_performed(fresh, send, step)
             self.rollout = await self._journal.append(self.rollout, row)
-        finally:
-            step.leave()
         self._note_revision(row)
         self._continued = False
         return row.value
 
-    async def _until_performed(self, fresh: Recorded, send: Send, step: "_Step") -> Recorded:
+    async def _until_performed(self, fresh: Recorded, send: Send, step: "Step") -> Recorded:
         """Send the operation until its result is known; the step is in hand from then on."""
-        loop = asyncio.get_running_loop()
-        gives_up_at, pause_s, row = loop.time() + self._patience_s, _PAUSE_S_MIN, fresh
+        patience_s, pause_s, row = self._patience_s, _PAUSE_S_MIN, fresh
         operation = Operation(
             rollout_id=self.rollout_id,
             sequence=fresh.sequence,
@@ -249,7 +243,8 @@ class Run:
                 else:
                     row = replace(row, orphans=row.orphans + 1)
                     step.leave_unless_held()
-            if loop.time() + wait_s > gives_up_at or lost_number >= LOST_MAX:
+            patience_s -= wait_s
+            if patience_s < 0 or lost_number >= LOST_MAX:
                 raise self.refused(
                     "operation_unavailable",
                     f"operation {row.sequence} ({row.kind}) got no answer ({failure}); the next"
@@ -269,7 +264,11 @@ class Run:
                     f"environment {environment_id} is at revision {revision} after operation"
                     f" {row.sequence}, not at {expected}: something else acted on it",
                 )
-        done = replace(row, result=canonical(performed.value), revision=revision)
+        try:
+            result = canonical(performed.value)
+        except (TypeError, ValueError, RecursionError) as error:
+            raise Lost(f"its result cannot be recorded: {error}") from error
+        done = replace(row, result=result, revision=revision)
         return replace(done, chain=done.linked(self.rollout.head))
 
     def _note_revision(self, row: Recorded) -> None:
@@ -286,19 +285,32 @@ class Run:
         )
 
 
-class _Step:
-    """Whether an operation is in hand: what a checkpoint waits for."""
+class Step:
+    """Whether an operation is in hand: what a checkpoint waits for.
 
-    def __init__(self, run: Run) -> None:
-        self._run = run
+    Entered as a context, and then again after each :meth:`leave_unless_held`, once the gate is
+    open; over at the end of the context at the latest.
+    """
+
+    def __init__(self, steps: Steps | None) -> None:
+        self._steps = steps
         self._entered = False
         self._held = False
 
+    async def __aenter__(self) -> Self:
+        await self.enter()
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._leave()
+
     async def enter(self) -> None:
         """Count it in, once the gate is open."""
-        if not self._entered:
-            await self._run.enter()
-            self._entered = True
+        if self._steps is None or self._entered:
+            return
+        while not self._steps.begin():
+            await self._steps.wait_open()
+        self._entered = True
 
     def hold(self) -> None:
         """Its receiver may have performed it: it stays in hand until its result is known."""
@@ -307,10 +319,9 @@ class _Step:
     def leave_unless_held(self) -> None:
         """Nothing is out that could still come to pass, or matter."""
         if not self._held:
-            self.leave()
+            self._leave()
 
-    def leave(self) -> None:
-        """It is over."""
-        if self._entered:
+    def _leave(self) -> None:
+        if self._steps is not None and self._entered:
             self._entered = False
-            self._run.leave()
+            self._steps.end()

@@ -9,18 +9,21 @@ goes on, here or at another worker. What a refusal does to the rollout is decide
 import asyncio
 import hashlib
 import inspect
+import json
 import logging
 from collections.abc import Awaitable, Callable, Collection
-from dataclasses import dataclass, field
-from types import ModuleType, TracebackType
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
 from typing import Any, Final, Self
 
-from rollout_router.call import Call
+from rollout_router.call import Call, Steps
 from rollout_router.checkpoint.digests import canonical, digest
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Completed, Journal, Opened
 from rollout_router.checkpoint.rows import Rollout, check_whole
-from rollout_router.checkpoint.run import PATIENCE_S, Run
+from rollout_router.checkpoint.run import PATIENCE_S, Run, Step
+from rollout_router.checkpoint.shared_steps import SharedSteps
 
 __all__ = ["RESTARTS_MAX", "Loop", "Release", "Sessions", "source_digest"]
 
@@ -29,7 +32,8 @@ RESTARTS_MAX: Final = 3
 look at. A cause that comes back at every attempt would take model calls for ever."""
 
 Loop = Callable[[Run, Any], Awaitable[Any]]
-"""Called with the run and its task; returns the result of the rollout, as JSON can hold it."""
+"""Called with the run and its task as it is recorded; returns the result of the rollout, which JSON
+can hold."""
 
 Release = Callable[[Collection[str]], Awaitable[None]]
 """Called with ids of environments."""
@@ -40,6 +44,16 @@ _logger = logging.getLogger(__name__)
 def source_digest(*modules: ModuleType) -> str:
     """What names the code of a loop: where it changes, a recorded run may take another way."""
     return hashlib.sha256("\0".join(inspect.getsource(one) for one in modules).encode()).hexdigest()
+
+
+def _ended(call: Call, epoch: int) -> CheckpointRefusal:
+    return CheckpointRefusal(
+        "operation_unavailable",
+        f"rollout {call.rollout_id}: its session was ended at this worker; the next call goes on"
+        " from what was recorded",
+        rollout_id=call.rollout_id,
+        claim_epoch=epoch,
+    )
 
 
 async def _nothing_to_release(environment_ids: Collection[str]) -> None:
@@ -53,8 +67,9 @@ class _Session:
     claim_epoch: int
     task_digest: str
     result: "asyncio.Future[Completed]"
+    work: "asyncio.Task[Completed | Exception]"
+    steps: SharedSteps
     waiting: int = 0
-    work: "asyncio.Task[None] | None" = field(default=None)
 
 
 class Sessions:
@@ -90,21 +105,17 @@ class Sessions:
         self._patience_s = patience_s
         self._sessions: dict[str, _Session] = {}
         self._tasks = asyncio.TaskGroup()
+        self._closing = False
 
     async def __aenter__(self) -> Self:
         await self._tasks.__aenter__()
         return self
 
-    async def __aexit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        self._closing = True
         for session in self._sessions.values():
-            if session.work is not None:
-                session.work.cancel()
-        await self._tasks.__aexit__(kind, error, trace)
+            session.work.cancel()
+        await self._tasks.__aexit__(None, None, None)  # an error of the caller's stays its own
 
     async def run(self, call: Call, task: Any) -> Completed:
         """The result of a rollout: recorded, or that of its loop, begun or continued.
@@ -130,70 +141,87 @@ class Sessions:
                 claim_epoch=epoch,
             )
         session.waiting += 1
+        if call.steps is not None:
+            session.steps.join(call.steps)
         try:
             return await asyncio.shield(session.result)
         finally:
             session.waiting -= 1
-            if not session.waiting and session.work is not None:
+            if call.steps is not None:
+                session.steps.leave(call.steps)
+            if not session.waiting:
                 session.work.cancel()
 
     def _begin(self, call: Call, epoch: int, task: Any, task_digest: str) -> _Session:
+        if self._closing:
+            raise _ended(call, epoch)
         result: asyncio.Future[Completed] = asyncio.get_running_loop().create_future()
-        session = _Session(epoch, task_digest, result)
-        self._sessions[call.rollout_id] = session
-        session.work = self._tasks.create_task(
-            self._work(session, call, epoch, task), name=f"session {call.rollout_id}"
+        shared = SharedSteps()
+        steps = None if call.steps is None else shared
+        work = self._tasks.create_task(
+            self._work(call, epoch, task, steps), name=f"session {call.rollout_id}"
         )
+        session = _Session(epoch, task_digest, result, work, shared)
+        self._sessions[call.rollout_id] = session
+        # Not a matter of the task's own: one that is cancelled before its first step never runs.
+        work.add_done_callback(partial(self._tell, session, call))
         return session
 
     async def _end(self, session: _Session) -> None:
-        if session.work is not None:
-            session.work.cancel()
-            await asyncio.wait([session.work])
+        session.work.cancel()
+        await asyncio.wait([session.work])
 
-    async def _work(self, session: _Session, call: Call, epoch: int, task: Any) -> None:
+    async def _work(
+        self, call: Call, epoch: int, task: Any, steps: Steps | None
+    ) -> Completed | Exception:
         try:
-            done = await self._open_and_play(call, epoch, task)
-        except BaseException as error:
-            told = error
-            if not isinstance(error, Exception):
-                told = CheckpointRefusal(
-                    "operation_unavailable",
-                    f"rollout {call.rollout_id}: its session was ended at this worker; the next"
-                    " call goes on from what was recorded",
-                    rollout_id=call.rollout_id,
-                    claim_epoch=epoch,
-                )
-            session.result.set_exception(told)
+            return await self._open_and_play(call.rollout_id, epoch, task, steps)
+        except Exception as error:  # noqa: BLE001 - of those who wait for it, and of no other loop
+            return error
+
+    def _tell(
+        self, session: _Session, call: Call, work: "asyncio.Task[Completed | Exception]"
+    ) -> None:
+        """Forget a session that is over, and tell those who wait for it."""
+        if self._sessions.get(call.rollout_id) is session:
+            del self._sessions[call.rollout_id]
+        ended = work.cancelled() or work.exception() is not None
+        done = _ended(call, session.claim_epoch) if ended else work.result()
+        if isinstance(done, Exception):
+            session.result.set_exception(done)
             session.result.exception()  # nobody may be left to take it
-            if told is not error:
-                raise
         else:
             session.result.set_result(done)
-        finally:
-            if self._sessions.get(call.rollout_id) is session:
-                del self._sessions[call.rollout_id]
 
-    async def _open_and_play(self, call: Call, epoch: int, task: Any) -> Completed:
-        opened = await self._journal.open_rollout(
-            call.rollout_id, epoch, task=task, **self._digests
-        )
+    async def _open_and_play(
+        self, rollout_id: str, epoch: int, task: Any, steps: Steps | None
+    ) -> Completed:
+        async with Step(steps):
+            opened = await self._journal.open_rollout(rollout_id, epoch, task=task, **self._digests)
         while isinstance(opened, Opened):
             run = Run(
                 self._journal,
                 opened.rollout,
                 opened.rows,
-                steps=call.steps,
+                steps=steps,
                 patience_s=self._patience_s,
+                continued=opened.continued,
             )
             try:
                 check_whole(opened.rollout, opened.rows)
-                return await run.complete(await self._loop(run, task))
-            except CheckpointRefusal as refusal:
-                opened = Opened(rollout=await self._begin_anew(run, refusal), rows=())
+                return await run.complete(await self._loop(run, json.loads(opened.rollout.task)))
+            except Exception as error:
+                # A loop may have made something else of it, a group of errors for one.
+                refusal = run.refusal or error
+                if not isinstance(refusal, CheckpointRefusal):
+                    raise
+                rollout = await self._begin_anew(run, refusal, steps)
+                opened = Opened(rollout=rollout, rows=(), continued=False)
         return opened
 
-    async def _begin_anew(self, run: Run, refusal: CheckpointRefusal) -> Rollout:
+    async def _begin_anew(
+        self, run: Run, refusal: CheckpointRefusal, steps: Steps | None
+    ) -> Rollout:
         """The rollout at its beginning again, where its refusal asks for that.
 
         Raises:
@@ -201,8 +229,7 @@ class Sessions:
         """
         if refusal.outcome == "refused":
             raise refusal
-        await run.enter()
-        try:
+        async with Step(steps):
             if refusal.outcome == "quarantined":
                 _logger.error("%s", refusal)
                 await self._journal.quarantine(run.rollout, refusal.code)
@@ -218,8 +245,6 @@ class Sessions:
             _logger.warning("%s; it starts again from its input", refusal)
             await self._release(run.environment_ids)
             return await self._journal.restart(run.rollout, refusal.code)
-        finally:
-            run.leave()
 
     async def acknowledge(self, call: Call, receipt: str) -> None:
         """Free the result of a rollout whose taker has it, and its environments. Again is fine.
@@ -229,9 +254,10 @@ class Sessions:
                 *release* raises: the result is kept, and the same call may be made again.
         """
         epoch = self._epoch_of(call)
-        await self._journal.check_receipt(call.rollout_id, epoch, receipt)
-        await self._release(await self._journal.environments_of(call.rollout_id))
-        await self._journal.acknowledge(call.rollout_id, epoch, receipt)
+        async with Step(call.steps):
+            await self._journal.check_receipt(call.rollout_id, epoch, receipt)
+            await self._release(await self._journal.environments_of(call.rollout_id))
+            await self._journal.acknowledge(call.rollout_id, epoch, receipt)
 
     def _epoch_of(self, call: Call) -> int:
         """The epoch that fences it, of the store that the journal is bound to (F1)."""

@@ -235,9 +235,10 @@ def _closed(session: ToolSession, value: Any) -> ToolSession:  # noqa: ARG001 - 
 
 
 def _verified(session: ToolSession, value: Any) -> ToolSession:
-    return replace(
-        session, phase="finished", reward=float(value["reward"]), details=value["details"]
-    )
+    reward = value["reward"]
+    if type(reward) not in (int, float):
+        raise TypeError(f"a reward is a number, not {reward!r}")
+    return replace(session, phase="finished", reward=float(reward), details=value["details"])
 
 
 _FOLDS: Final = {

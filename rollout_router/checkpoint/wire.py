@@ -42,8 +42,8 @@ class Operation:
     environment_id: str | None = None
 
     def __post_init__(self) -> None:
-        for identifier in (self.rollout_id, self.store_id, self.environment_id or "none"):
-            if IDENTIFIER.fullmatch(identifier) is None:
+        for identifier in (self.rollout_id, self.store_id, self.environment_id):
+            if identifier is not None and IDENTIFIER.fullmatch(identifier) is None:
                 raise ValueError(f"not an id: {identifier!r}")
         for number in (self.sequence, self.claim_epoch):
             if not 0 < number < 1 << 63:

@@ -8,6 +8,7 @@ below ``/ng-rollout/<id>`` or ``/sessions/<id>``. It is told by its environment:
 
     TOOL_AGENT_STATE_DIR         the claim store of this service, as ``serve --state-dir``
     TOOL_AGENT_JOURNAL           the journal file; by default journal.sqlite3 in a folder beside it
+    TOOL_AGENT_INSTANCE          the name of this server; agent by default
     TOOL_AGENT_RUN               the name of the training or evaluation run
     TOOL_AGENT_MODEL_URL         the model server
     TOOL_AGENT_ENVIRONMENT_URL   the environment server
@@ -143,7 +144,7 @@ async def _while_there(request: Request, work: Coroutine[Any, Any, _Result]) -> 
 async def _document(request: Request) -> Any:
     try:
         return await request.json()
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise _invalid(_call_of(request), f"the body is no JSON: {error}") from error
 
 

@@ -2,7 +2,7 @@
 """The loop of a tool-using agent: each operation of the session, performed where it belongs."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Final
 
 from rollout_router.checkpoint.client import Caller
 from rollout_router.checkpoint.effects import Lost, Performed
@@ -12,7 +12,10 @@ from rollout_router.checkpoint.wire import Operation
 
 __all__ = ["Player"]
 
-_OK = 200
+_OK: Final = 200
+_SAMPLED: Final = frozenset({200, 400, 413, 422})
+"""What ends a turn: an answer, or that the model does not take this conversation, which may be too
+long. Another refusal, of a key or a path for one, is the world's failure and never a sample."""
 
 
 class Player:
@@ -33,16 +36,24 @@ class Player:
             value = await run.op(
                 asked.kind,
                 asked.request,
-                partial(self._perform, asked),
+                partial(self._perform, session, asked),
                 effect=asked.effect,
                 environment_id=None if asked.kind == "model" else session.environment_id,
             )
             session = session.after(asked.kind, value)
         return session.result()
 
-    async def _perform(self, asked: Next, operation: Operation) -> Performed:
-        if asked.kind == "model":
-            return await self._sample(asked, operation)
+    async def _perform(self, session: ToolSession, asked: Next, operation: Operation) -> Performed:
+        send = self._sample if asked.kind == "model" else self._act
+        performed = await send(asked, operation)
+        try:
+            session.after(asked.kind, performed.value)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            # Recorded, no attempt could ever go on from it.
+            raise Lost(f"{asked.kind}: an answer of another form: {error!r}") from error
+        return performed
+
+    async def _act(self, asked: Next, operation: Operation) -> Performed:
         path = f"/ng-rollout/{operation.rollout_id}/{asked.kind}"
         answer = await self._environment.post(operation, path, asked.request)
         if answer.status != _OK:
@@ -54,6 +65,8 @@ class Player:
         path = f"/ng-rollout/{operation.rollout_id}/v1/responses"
         body, cookies = asked.request["body"], asked.request["cookies"]
         answer = await self._model.post(operation, path, body, cookies=cookies)
+        if answer.status not in _SAMPLED:
+            raise Lost(f"{path}: {answer.status} {answer.document!r:.300}")
         value = {"status": answer.status, "cookies": dict(answer.cookies)}
         if answer.status == _OK:
             value["response"] = answer.document
