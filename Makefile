@@ -34,7 +34,8 @@ test-long: setup
 
 test-gym: setup .venv-gym/.complete
 	ROLLOUT_ROUTER_GYM_PYTHON=$(CURDIR)/.venv-gym/bin/python \
-		$(BIN)/pytest tests/e2e/test_gym.py tests/e2e/test_gym_switch.py $(ARGS)
+		$(BIN)/pytest tests/e2e/test_gym.py tests/e2e/test_gym_switch.py \
+			tests/e2e/test_gym_toolsandbox.py $(ARGS)
 
 .venv-gym/.complete: pyproject.toml requirements-gym.txt
 	@test -n "$(PYTHON_GYM)" || \

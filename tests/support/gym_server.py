@@ -21,7 +21,7 @@ from support.gateway import TESTS, Server, import_path, stopped
 
 from rollout_router.integrations.run_folder import PLACES
 
-__all__ = ["ROUTE_ALWAYS", "GymServer", "gym_python"]
+__all__ = ["ROOT", "ROUTE_ALWAYS", "START_S", "GymServer", "block", "gym_python", "resolved"]
 
 ROOT = TESTS / "support" / "gym"
 VARIABLE = "ROLLOUT_ROUTER_GYM_PYTHON"
@@ -40,15 +40,20 @@ print(json.dumps(OmegaConf.to_container(get_global_config_dict(), resolve=True))
 
 
 @functools.cache
-def gym_python() -> str:
-    """The interpreter that has the package, as ``make test-gym`` names it; else the test skips."""
+def gym_python(*besides: str) -> str:
+    """The interpreter that has the packages, as ``make test-gym`` names it; else the test skips.
+
+    Args:
+        besides: distributions that must be there besides nemo-gym.
+    """
     python = os.environ.get(VARIABLE)
     if python is None:
         pytest.skip("NeMo Gym 0.7.0 lives in an environment of its own: run make test-gym")
-    asked = "from importlib.metadata import version; print(version('nemo-gym'))"
+    wanted = ("nemo-gym", *besides)
+    asked = f"from importlib.metadata import version; [version(one) for one in {wanted}]"
     found = subprocess.run([python, "-c", asked], capture_output=True, check=False, text=True)
     if found.returncode:
-        pytest.skip(f"{python} has no nemo-gym: run make test-gym")
+        pytest.skip(f"{python} has not all of {', '.join(wanted)}: run make test-gym")
     return python
 
 
@@ -89,21 +94,21 @@ class GymServer(Server):
             "observability_enabled": True,
             "model_call_capture_dir": str(self.captures),
             "token_id_capture": {"enabled": True, "all_agents": True, "dir": str(self.tokens)},
-            self.name: {"responses_api_models": {"scripted": _block(own, num_workers=workers)}},
+            self.name: {"responses_api_models": {"scripted": block(own, num_workers=workers)}},
             "agent": {
                 "responses_api_agents": {
-                    "simple_agent": _block(
+                    "simple_agent": block(
                         agent,
                         model_server={"type": "responses_api_models", "name": self.name},
                         resources_server={"type": "resources_servers", "name": "resources"},
                     )
                 }
             },
-            "resources": {"resources_servers": {"example": _block(domain="other")}},
+            "resources": {"resources_servers": {"example": block(domain="other")}},
         }
-        config = _resolved(folder, document)
-        block = config[self.name]["responses_api_models"]["scripted"]
-        self._url = f"http://{block['host']}:{block['port']}"
+        config = resolved(folder, document)
+        found = config[self.name]["responses_api_models"]["scripted"]
+        self._url = f"http://{found['host']}:{found['port']}"
         super().__init__(
             ["app.py"],
             {
@@ -169,12 +174,13 @@ class GymServer(Server):
         return {path.name for folder in folders for path in folder.glob(f"{rollout_id}.*")}
 
 
-def _block(more: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+def block(more: dict[str, Any] | None = None, **keys: Any) -> dict[str, Any]:
+    """The block of a server; what is None is left out."""
     stated = {key: value for key, value in keys.items() if value is not None}
     return {"entrypoint": "app.py", **stated, **(more or {})}
 
 
-def _resolved(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
+def resolved(folder: Path, document: dict[str, Any]) -> dict[str, Any]:
     """What Gym's parser makes of a configuration, or its refusal."""
     path = folder / "config.yaml"
     path.write_text(json.dumps(document))  # JSON is YAML

@@ -41,7 +41,7 @@ ROOMS = {
     "routing": {*SHARED, "claims", "history", "transport"},
     "gateway": SHARED,
     "serve": {*SHARED, "claims", "history", "routing", "gateway"},
-    "integrations": {"asgi", "routing"},
+    "integrations": {"asgi", "checkpoint", "routing"},
     "checkpoint": {*SHARED, "claims", "operate"},
     "demo": {"processes", "transport"},
     "harness": {"asgi", "claims", "errors", "gateway", *FIGURES, "transport"},
