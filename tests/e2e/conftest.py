@@ -10,6 +10,7 @@ import pytest
 from support.control import Control
 from support.folders import private_folder
 from support.gateway import Gateway, Shim
+from support.trio import Trio
 
 
 @pytest.fixture
@@ -65,3 +66,15 @@ def shared() -> Iterator[Gateway]:
 def gateway(serve: Callable[..., Gateway]) -> Gateway:
     """Two workers with the scripted model."""
     return serve()
+
+
+@pytest.fixture(scope="session")
+def trio() -> Iterator[Trio]:
+    """One agent, environment and model for all tests that leave them running; ids tell them apart.
+
+    A worker that was killed is replaced, and a deployment may be: by another one.
+    """
+    with private_folder() as folder:
+        trio = Trio(folder)
+        yield trio
+        sys.stderr.writelines(trio.stop())

@@ -45,12 +45,13 @@ async def app(scope: Scope, receive: Receive, send: Send) -> None:
         writer.close()
 
 
-async def next_order(scope: Scope, body: bytes) -> None:
-    """Report a call, and wait until the control says anything about it."""
+async def next_order(scope: Scope, body: bytes) -> dict[str, Any] | None:
+    """Report a call, and wait until the control says anything about it; None: it is gone."""
     reader, writer = await asyncio.open_unix_connection(os.environ["TEST_CONTROL"])
     try:
         writer.write(json.dumps(_report(scope, body)).encode() + b"\n")
-        await reader.readline()
+        order: dict[str, Any] | None = json.loads(await reader.readline() or b"null")
+        return order
     finally:
         writer.close()
 

@@ -68,6 +68,10 @@ class Call:
         except ConnectionError:
             return
 
+    def close(self) -> None:
+        """Nothing more is said to it, or heard of it. Again is fine."""
+        self._connection.close()
+
     def _tell(self, order: dict[str, Any]) -> None:
         self._connection.sendall(json.dumps(order).encode() + b"\n")
 
@@ -116,7 +120,7 @@ class Control:
         self._thread.join(PATIENCE_S)
         self._listener.close()
         for call in self.calls:
-            call._connection.close()
+            call.close()
 
     def _accept(self) -> None:
         while True:
@@ -145,3 +149,4 @@ class Control:
         if not held:
             with suppress(ConnectionError):  # it may have been cancelled since
                 call.answer()
+            call.close()  # there are many of them

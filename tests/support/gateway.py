@@ -196,6 +196,7 @@ class Gateway(Server):
         control: the socket of the test's control; serves ``support.app`` instead of the model.
         state: folder of an earlier gateway, to go on with its store and captures.
         environment: more variables of its processes.
+        capture: whether calls are captured.
     """
 
     def __init__(
@@ -206,6 +207,7 @@ class Gateway(Server):
         control: Path | None = None,
         state: Path | None = None,
         environment: dict[str, str] | None = None,
+        capture: bool = True,
     ) -> None:
         self.folder = folder
         self.state_dir = (state or folder) / "state"
@@ -216,7 +218,8 @@ class Gateway(Server):
             [
                 *("serve", "--port", "0", "--workers", str(workers)),
                 *("--state-dir", str(self.state_dir), "--run-dir", str(folder / "run")),
-                *("--capture-dir", str(self.capture_dir), "--ready-file", str(self.ready_file)),
+                *(("--capture-dir", str(self.capture_dir)) if capture else ()),
+                *("--ready-file", str(self.ready_file)),
                 *app,
                 *arguments,
             ],
