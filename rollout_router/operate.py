@@ -11,7 +11,7 @@ import json
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +22,7 @@ from rollout_router.claims import (
     ClaimsError,
     FileClaimStore,
     Gate,
+    Moment,
     OwnerIdentity,
     Unreadable,
     Verdict,
@@ -102,7 +103,13 @@ def close_admission(
 
 
 def hold_admission(
-    state_dir: Path, *, by: str, why: str, budget_s: float, wait_s: float = 0.0
+    state_dir: Path,
+    *,
+    by: str,
+    why: str,
+    budget_s: float,
+    wait_s: float = 0.0,
+    now: Callable[[], Moment] = Moment.now,
 ) -> tuple[Blocker, ...]:
     """Close the gate for *budget_s*, after which it is open again; or renew what *by* holds.
 
@@ -115,6 +122,7 @@ def hold_admission(
         why: said to those who are refused, at most 300 characters.
         budget_s: how long the gate stays closed without a renewal, above 0 and up to an hour.
         wait_s: how long what is in hand may take to end, up to *budget_s*.
+        now: the present moment of this boot.
 
     Returns:
         What is still in hand, and the workers that did not answer; nothing where all is quiet.
@@ -130,7 +138,7 @@ def hold_admission(
             f" seconds, not {budget_s}"
         )
     store = FileClaimStore.inspect(state_dir)
-    hold_gate(store.state_dir, by=by, why=why, budget_s=budget_s)
+    hold_gate(store.state_dir, by=by, why=why, budget_s=budget_s, now=now)
     return _blockers(store, wait_s)
 
 

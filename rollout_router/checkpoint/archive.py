@@ -13,11 +13,8 @@ names, goes with the next.
 Synchronous: a program with an event loop calls it in a thread.
 """
 
-import errno
-import fcntl
 import hashlib
 import os
-import stat
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -25,19 +22,24 @@ from pathlib import Path
 from typing import BinaryIO, Final, NamedTuple
 
 from rollout_router.checkpoint.errors import CheckpointRefusal
+from rollout_router.checkpoint.folders import (
+    created,
+    disk,
+    locked,
+    missing,
+    open_regular,
+    opened,
+    sync_upwards,
+)
 from rollout_router.checkpoint.manifest import MANIFEST_BYTES_MAX, Heading, Manifest
 from rollout_router.checkpoint.wire import IDENTIFIER
 
-__all__ = ["Archive", "Listed", "list_archives", "publish", "read_archive"]
+__all__ = ["Archive", "Listed", "is_published", "list_archives", "publish", "read_archive"]
 
 _MANIFEST: Final = "manifest.json"
-_LOCK: Final = ".lock"
 _NEW_RECORDS: Final = ".records"
 _NEW_MANIFEST: Final = ".manifest"
 _BLOCK_BYTES: Final = 1 << 20
-_READ: Final = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-_CREATE: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
-_FOLDER: Final = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,9 +57,9 @@ class Archive:
         """
         manifest, directory = self.manifest, self.path.parent.parent
         with (
-            _opened(directory, manifest.instance, manifest.checkpoint_id) as folder,
+            opened(directory, manifest.instance, manifest.checkpoint_id) as folder,
             _records(folder, self.path, manifest) as file,
-            _disk(self.path),
+            disk(self.path),
         ):
             for line in file:
                 yield line[:-1]
@@ -109,9 +111,9 @@ def publish(
             tells.
         ValueError: a record is not one line of ASCII, or the manifest is too long; no name either.
     """
-    with _opened(directory, heading.instance, heading.checkpoint_id, make=True) as folder:
+    with opened(directory, heading.instance, heading.checkpoint_id, make=True) as folder:
         path = Path(os.path.realpath(directory)) / heading.instance / heading.checkpoint_id
-        with _locked(folder, path):
+        with locked(folder, path):
             try:
                 return _publish(folder, path, _Content(heading, records, completed), permit)
             finally:
@@ -133,6 +135,30 @@ def read_archive(directory: Path, *, instance: str, run: str, checkpoint_id: str
     return archive
 
 
+def is_published(directory: Path, heading: Heading) -> bool:
+    """Whether a manifest of this identity has its name, which survives power loss from now on.
+
+    Of the records nothing is looked at: they were on the disk before. What cannot be read is not
+    ours, as far as anybody can tell, and nothing is ever published in its place.
+
+    Raises:
+        CheckpointRefusal: ``archive_unavailable``: nobody can tell.
+    """
+    path = directory / heading.instance / heading.checkpoint_id
+    try:
+        with opened(directory, heading.instance, heading.checkpoint_id) as folder:
+            found = _manifest_in(folder, path)
+            if found is None or found.heading().identity != heading.identity:
+                return False
+            with disk(path):
+                sync_upwards(folder)
+            return True
+    except CheckpointRefusal as refusal:
+        if refusal.code == "archive_unavailable":
+            raise
+        return False
+
+
 def list_archives(directory: Path, instance: str) -> list[Listed]:
     """Every checkpoint of an instance, by id, each verified wholly; what is no id is passed by.
 
@@ -141,7 +167,7 @@ def list_archives(directory: Path, instance: str) -> list[Listed]:
         ValueError: the instance's id has another form.
     """
     try:
-        with _opened(directory, instance) as folder, _disk(directory / instance):
+        with opened(directory, instance) as folder, disk(directory / instance):
             names = sorted(filter(IDENTIFIER.fullmatch, os.listdir(folder)))  # noqa: PTH208 - by descriptor
     except CheckpointRefusal as refusal:
         if refusal.code == "manifest_missing":
@@ -170,18 +196,17 @@ def _publish(
     present = _manifest_in(folder, path)
     if present is not None and present.heading().identity != content.heading.identity:
         raise _conflict(path)
-    with _disk(path):
+    with disk(path):
         manifest = _write_records(folder, content)
         if present not in (None, manifest):
             raise _conflict(path)
         os.rename(_NEW_RECORDS, _records_name(manifest), src_dir_fd=folder, dst_dir_fd=folder)
-        with _created(folder, _NEW_MANIFEST) as file:
+        with created(folder, _NEW_MANIFEST) as file:
             file.write(manifest.to_bytes())
-        # Who made which parent cannot be known after a crash: all that may be new are synced.
-        _sync_upwards(folder)
+        sync_upwards(folder)
 
     def name_it() -> None:
-        with _disk(path):
+        with disk(path):
             with suppress(FileExistsError):  # compared below
                 os.link(_NEW_MANIFEST, _MANIFEST, src_dir_fd=folder, dst_dir_fd=folder)
             os.fsync(folder)
@@ -194,7 +219,7 @@ def _publish(
 
 def _write_records(folder: int, content: _Content) -> Manifest:
     digest, size, count = hashlib.sha256(), 0, 0
-    with _created(folder, _NEW_RECORDS) as file:
+    with created(folder, _NEW_RECORDS) as file:
         for record in content.records:
             if not record or b"\n" in record or not record.isascii():
                 raise ValueError(f"record {count + 1} is not one line of ASCII")
@@ -212,10 +237,10 @@ def _write_records(folder: int, content: _Content) -> Manifest:
 
 def _verified(directory: Path, instance: str, checkpoint_id: str) -> Archive:
     path = directory / instance / checkpoint_id
-    with _opened(directory, instance, checkpoint_id) as folder:
+    with opened(directory, instance, checkpoint_id) as folder:
         manifest = _manifest_in(folder, path)
         if manifest is None:
-            raise _missing(path)
+            raise missing(path)
         if (manifest.instance, manifest.checkpoint_id) != (instance, checkpoint_id):
             raise _of_another(path, f"{manifest.instance}/{manifest.checkpoint_id}")
         with _records(folder, path, manifest):
@@ -227,13 +252,13 @@ def _verified(directory: Path, instance: str, checkpoint_id: str) -> Archive:
 def _records(folder: int, path: Path, manifest: Manifest) -> Iterator[BinaryIO]:
     """The file of the records, at its beginning, after all of it was verified."""
     name, digest, size, count = _records_name(manifest), hashlib.sha256(), 0, 0
-    with _disk(path):
+    with disk(path):
         try:
-            file = os.fdopen(_open_regular(folder, name), "rb")
+            file = os.fdopen(open_regular(folder, name), "rb")
         except FileNotFoundError as error:
             raise _damaged(path, f"{name} is missing") from error
     with file:
-        with _disk(path):
+        with disk(path):
             while block := file.read(_BLOCK_BYTES):
                 digest.update(block)
                 size, count = size + len(block), count + block.count(b"\n")
@@ -245,9 +270,9 @@ def _records(folder: int, path: Path, manifest: Manifest) -> Iterator[BinaryIO]:
 
 
 def _manifest_in(folder: int, path: Path) -> Manifest | None:
-    with _disk(path):
+    with disk(path):
         try:
-            opened = _open_regular(folder, _MANIFEST)
+            opened = open_regular(folder, _MANIFEST)
         except FileNotFoundError:
             return None
         with os.fdopen(opened, "rb") as file:
@@ -262,107 +287,6 @@ def _records_name(manifest: Manifest) -> str:
     return f"records-{manifest.records_sha256}.jsonl"
 
 
-def _open_regular(folder: int, name: str) -> int:
-    opened = os.open(name, _READ, dir_fd=folder)
-    if not stat.S_ISREG(os.fstat(opened).st_mode):
-        os.close(opened)
-        raise OSError(errno.EINVAL, "not a regular file", name)
-    return opened
-
-
-@contextmanager
-def _created(folder: int, name: str) -> Iterator[BinaryIO]:
-    """A new file, which is on the disk when the context ends."""
-    with os.fdopen(os.open(name, _CREATE, 0o600, dir_fd=folder), "wb") as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-
-
-@contextmanager
-def _opened(directory: Path, *names: str, make: bool = False) -> Iterator[int]:
-    """The folder below *directory* that *names* name; links are followed above them alone."""
-    for name in names:
-        if IDENTIFIER.fullmatch(name) is None:
-            raise ValueError(f"not an id: {name!r}")
-    path = directory.joinpath(*names)
-    with _disk(path):
-        if make:
-            _make(Path(os.path.realpath(directory)))
-        try:
-            folder = os.open(os.path.realpath(directory), _FOLDER)
-            for name in names:
-                folder = _opened_below(folder, name, make=make)
-        except FileNotFoundError as error:
-            raise _missing(path) from error
-    try:
-        yield folder
-    finally:
-        os.close(folder)
-
-
-def _opened_below(parent: int, name: str, *, make: bool) -> int:
-    """The folder *name* in *parent*, which is closed. Its content is this user's alone to write."""
-    try:
-        if make:
-            with suppress(FileExistsError):
-                os.mkdir(name, 0o700, dir_fd=parent)
-        folder = os.open(name, _FOLDER, dir_fd=parent)
-    finally:
-        os.close(parent)
-    status = os.fstat(folder)
-    if status.st_uid != os.geteuid() or status.st_mode & 0o022:
-        os.close(folder)
-        raise PermissionError(errno.EPERM, "others may write here: chown or chmod 700", name)
-    return folder
-
-
-def _make(path: Path) -> None:
-    try:
-        path.mkdir(0o700, exist_ok=True)
-    except FileNotFoundError:
-        _make(path.parent)
-        path.mkdir(0o700, exist_ok=True)
-
-
-def _sync_upwards(folder: int) -> None:
-    """Sync *folder* and those above it, through the first in which this user can make nothing."""
-    current = os.dup(folder)
-    try:
-        while True:
-            os.fsync(current)
-            here, above = os.fstat(current), os.stat("..", dir_fd=current)
-            # The root of a file system was there before; the root of all is above itself.
-            if here.st_dev != above.st_dev or here.st_ino == above.st_ino:
-                return
-            if not os.access("..", os.W_OK, dir_fd=current, effective_ids=True):
-                return
-            parent = os.open("..", _FOLDER, dir_fd=current)
-            os.close(current)
-            current = parent
-    finally:
-        os.close(current)
-
-
-@contextmanager
-def _locked(folder: int, path: Path) -> Iterator[None]:
-    with _disk(path):
-        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
-        lock = os.open(_LOCK, flags, 0o600, dir_fd=folder)
-    try:
-        with _disk(path):
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise CheckpointRefusal(
-                    "checkpoint_busy",
-                    f"{path} is being published by another: ask again when it is done",
-                ) from error
-        yield
-    finally:
-        os.close(lock)
-
-
 def _clear(folder: int) -> None:
     """Remove what an attempt leaves; where the disk fails the next one does."""
     with suppress(OSError):
@@ -371,18 +295,6 @@ def _clear(folder: int) -> None:
             unnamed = name.startswith("records-") and _MANIFEST not in names
             if unnamed or name in (_NEW_RECORDS, _NEW_MANIFEST):
                 os.unlink(name, dir_fd=folder)
-
-
-@contextmanager
-def _disk(path: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise CheckpointRefusal("archive_unavailable", f"the archive at {path}: {error}") from error
-
-
-def _missing(path: Path) -> CheckpointRefusal:
-    return CheckpointRefusal("manifest_missing", f"no checkpoint was published at {path}")
 
 
 def _damaged(path: Path, why: str) -> CheckpointRefusal:

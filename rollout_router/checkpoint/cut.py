@@ -12,14 +12,14 @@ from dataclasses import replace
 from typing import Any
 
 from rollout_router.checkpoint.boundary import boundary_of, revisions_of
-from rollout_router.checkpoint.environment_server import EnvironmentServer
+from rollout_router.checkpoint.environment_server import EnvironmentServer, unnamed
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.manifest import Deliverable, Heading
 from rollout_router.checkpoint.records import Kept, agree
 from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole
 from rollout_router.checkpoint.run import Run
-from rollout_router.checkpoint.tables import all_rollouts, outbox_of, rollout_of, rows_of
+from rollout_router.checkpoint.tables import outbox_of, rollout_of, rows_of
 from rollout_router.checkpoint.tool_session import SessionTask
 
 __all__ = ["Cut", "boundary_document"]
@@ -57,8 +57,7 @@ class Cut:
         """
         ids = self._scope
         if ids is None:
-            found = self._journal.database.read(all_rollouts)
-            ids = [rollout.rollout_id for rollout in found]
+            ids = self._journal.database.read(_ids)
         for rollout_id in ids:
             kept = self._kept(rollout_id)
             if kept is not None:
@@ -102,7 +101,9 @@ class Cut:
         check_whole(rollout, rows)
         copies = []
         for environment_id in revisions_of(rows):
-            copy = None if self._server is None else self._server.export(environment_id)
+            if self._server is None:  # it may be alive somewhere: nobody gave it up
+                raise unnamed(rollout.rollout_id)
+            copy = self._server.export(environment_id)
             if copy is None:
                 return Kept(kind="restart", rollout=rollout, reason="environment_lost")
             copies.append(copy)
@@ -119,17 +120,18 @@ class Cut:
 def boundary_document(
     journal: Journal, rollout: Rollout, rows: tuple[Recorded, ...]
 ) -> Mapping[str, Any] | None:
-    """Where a tool-using session stands; None for a loop of another kind.
-
-    Raises:
-        CheckpointRefusal: ``unknown_schema``: its operations are not those of its task.
-    """
+    """Where a tool-using session stands; None where no operation is left, and for other loops."""
     environment_id = Run(journal, rollout, rows).environment_id
     try:
         task = SessionTask.from_document(json.loads(rollout.task))
-    except ValueError:
+        return boundary_of(rollout, rows, task, environment_id).document()
+    except (ValueError, CheckpointRefusal):  # its task or its operations are not those of one
         return None
-    return boundary_of(rollout, rows, task, environment_id).document()
+
+
+def _ids(db: sqlite3.Connection) -> list[str]:
+    """Of all rollouts; the rest of each is read in its turn."""
+    return [row[0] for row in db.execute("SELECT rollout_id FROM rollout ORDER BY 1")]
 
 
 def _refused(code: str, rollout: Rollout, why: str) -> CheckpointRefusal:

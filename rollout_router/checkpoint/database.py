@@ -193,6 +193,8 @@ class Database:
             raise self._refused(f"{self.path} cannot be used: {error}") from error
 
     def _prepare(self, connection: sqlite3.Connection, schema: str, version: int) -> None:
+        if connection.execute("PRAGMA user_version").fetchone()[0] == version:
+            return  # made wholly, and who only looks changes nothing
         connection.execute("BEGIN IMMEDIATE")
         found = connection.execute("PRAGMA user_version").fetchone()[0]
         if found not in (0, version):

@@ -30,6 +30,7 @@ from rollout_router.checkpoint.refusing import (
     known,
     not_open,
     refused,
+    restartable,
     with_receipt,
 )
 from rollout_router.checkpoint.rows import DISCARDED, Recorded, Rollout, receipt_of
@@ -43,6 +44,7 @@ from rollout_router.checkpoint.tables import (
     rows_of,
     update_rollout,
 )
+from rollout_router.checkpoint.wire import IDENTIFIER
 
 __all__ = ["Completed", "Journal", "Opened"]
 
@@ -74,6 +76,7 @@ class Journal:
 
     Raises:
         CheckpointRefusal: ``journal_of_another``, or as :class:`Database`.
+        ValueError: a name has another form than an id: no checkpoint could be published under it.
     """
 
     def __init__(
@@ -85,13 +88,17 @@ class Journal:
         store_id: str,
         now: Callable[[], str] = _utc_now,
     ) -> None:
+        for name in (instance, run, store_id):
+            if IDENTIFIER.fullmatch(name) is None:
+                raise ValueError(f"not an id: {name!r:.210}")
         self.instance, self.run, self.store_id = instance, run, store_id
         self.now = now
         self.database = Database(
             path, schema=SCHEMA, version=VERSION, what="the journal", code="journal_unavailable"
         )
         try:
-            self.database.write_now(self._bind)
+            if self.database.read(self._unbound):
+                self.database.write_now(self._bind)
         except BaseException:
             self.database.close()
             raise
@@ -315,10 +322,7 @@ class Journal:
         """
 
         def change(db: sqlite3.Connection) -> Rollout:
-            found = known(db, rollout_id)
-            if found.status in ("completed", "acknowledged"):
-                raise refused("rollout_completed", found, "it is completed; its result stands")
-            return self._restarted(db, found, DISCARDED)
+            return self._restarted(db, restartable(db, rollout_id), DISCARDED)
 
         return self.database.write_now(change)
 
@@ -354,14 +358,18 @@ class Journal:
         update_rollout(db, anew)
         return anew
 
-    def _bind(self, db: sqlite3.Connection) -> None:
-        ours = {"instance": self.instance, "run": self.run, "store_id": self.store_id}
+    def _unbound(self, db: sqlite3.Connection) -> dict[str, str]:
+        """What the file does not say yet of whose it is."""
         found = dict(db.execute("SELECT name, value FROM meta"))
+        ours = {"instance": self.instance, "run": self.run, "store_id": self.store_id}
         for name, value in ours.items():
-            if found.setdefault(name, value) != value:
+            if found.get(name, value) != value:
                 raise CheckpointRefusal(
                     "journal_of_another",
                     f"the journal at {self.database.path} belongs to {name} {found[name]!r}, not to"
                     f" {value!r}: use a file of its own; a checkpoint can be restored into it",
                 )
-            db.execute("INSERT OR IGNORE INTO meta VALUES (?, ?)", (name, value))
+        return {name: value for name, value in ours.items() if name not in found}
+
+    def _bind(self, db: sqlite3.Connection) -> None:
+        db.executemany("INSERT INTO meta VALUES (?, ?)", self._unbound(db).items())

@@ -5,13 +5,15 @@ Resume is also abort: it opens the gate, and what was not committed by then neve
 checkpoint whose budget is over has expired: a controller that fell silent parks nobody for ever.
 """
 
+import json
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Final, Literal
+from dataclasses import dataclass, replace
+from typing import Any, Final, Literal
 
+from rollout_router.checkpoint.digests import canonical
 from rollout_router.checkpoint.errors import CheckpointRefusal
 
-__all__ = ["ACTIVE", "TRANSITIONS", "Checkpoint", "Event", "Phase", "follow"]
+__all__ = ["ACTIVE", "TRANSITIONS", "Checkpoint", "Event", "Phase", "after", "follow"]
 
 Phase = Literal["none", "preparing", "prepared", "committed", "restored", "resumed", "abandoned"]
 Event = Literal["prepare", "quiet", "commit", "restore", "resume", "expire"]
@@ -42,21 +44,31 @@ TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
 ACTIVE: Final = frozenset({"preparing", "prepared", "committed", "restored"})
 """The phases in which a checkpoint holds the gate; one at a time does."""
 
+_LASTING: Final = frozenset({"committed", "restored", "resumed"})
+"""In these a commit or restore is the answer to an earlier one, and begins nothing."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """What a journal knows of one checkpoint. It is never forgotten: its id is used once."""
+    """What a journal knows of one checkpoint. It is never forgotten: its id is used once.
+
+    Without more than an id it is one that never began.
+    """
 
     checkpoint_id: str
-    phase: Phase
-    arguments: str  # canonical JSON of what commit and restore were asked for
-    boot_id: str  # of the machine's run in which `until` counts
-    until: float  # the end of its budget, in seconds of CLOCK_BOOTTIME
-    changed_at: str  # UTC, to print
+    phase: Phase = "none"
+    arguments: str = "{}"  # canonical JSON of what commit and restore were asked for
+    boot_id: str = ""  # of the machine's run in which `until` counts
+    until: float = 0.0  # the end of its budget, in seconds of CLOCK_BOOTTIME
+    changed_at: str = ""  # UTC, to print
 
     def expired(self, boot_id: str, now_s: float) -> bool:
         """Whether its budget is over."""
         return self.phase in ACTIVE and (self.boot_id != boot_id or now_s >= self.until)
+
+    def asked(self, event: Event) -> Any:
+        """What *event* was asked for; None where it never was."""
+        return json.loads(self.arguments).get(event)
 
 
 def follow(checkpoint_id: str, phase: Phase, event: Event) -> Phase:
@@ -74,6 +86,32 @@ def follow(checkpoint_id: str, phase: Phase, event: Event) -> Phase:
             f"checkpoint {checkpoint_id} was abandoned, by a resume or because its budget was over:"
             " nothing is ever published under this id; begin another one",
         )
+    known = "not known here" if phase == "none" else phase
     raise CheckpointRefusal(
-        "checkpoint_phase", f"checkpoint {checkpoint_id} is {phase}: {event} is not possible then"
+        "checkpoint_phase", f"checkpoint {checkpoint_id} is {known}: {event} is not possible then"
     )
+
+
+def after(found: Checkpoint, event: Event, asked: Mapping[str, Any] | None = None) -> Checkpoint:
+    """*found* after *event*, which is asked for the same each time.
+
+    Raises:
+        CheckpointRefusal: as :func:`follow`; ``checkpoint_conflict``: it was asked for otherwise.
+    """
+    done = replace(found, phase=follow(found.checkpoint_id, found.phase, event))
+    if asked is None:
+        return done
+    before = found.asked(event)
+    if before not in (None, asked):
+        raise CheckpointRefusal(
+            "checkpoint_conflict",
+            f"checkpoint {found.checkpoint_id}: its {event} was asked for as {before}, and now as"
+            f" {asked}; another one needs another id",
+        )
+    if before is None and found.phase in _LASTING:
+        raise CheckpointRefusal(
+            "checkpoint_phase",
+            f"checkpoint {found.checkpoint_id} is {found.phase}, and not by a {event}: use another"
+            " id, or another journal",
+        )
+    return replace(done, arguments=canonical({**json.loads(found.arguments), event: asked}))

@@ -14,15 +14,25 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from typing import Any, Final, Literal, TypeVar, get_args, get_origin
 
-from rollout_router.checkpoint.boundary import BoundaryRecord, revisions_of
+from rollout_router.checkpoint.boundary import BoundaryRecord, boundary_of, revisions_of
 from rollout_router.checkpoint.digests import canonical
+from rollout_router.checkpoint.environment_control import read_document
 from rollout_router.checkpoint.errors import CheckpointRefusal
-from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole, receipt_of
+from rollout_router.checkpoint.rows import Recorded, Rollout, Status, check_whole, receipt_of
+from rollout_router.checkpoint.tool_session import SessionTask
 
 __all__ = ["Kept", "Kind", "agree", "parse"]
 
 Kind = Literal["open", "restart", "completed", "acknowledged"]
 SCHEMA: Final = 1
+_FORMS: Final[Mapping[Kind, tuple[Status, frozenset[str]]]] = {
+    "open": ("open", frozenset({"rows", "environments", "boundary"})),
+    "restart": ("open", frozenset({"reason"})),
+    "completed": ("completed", frozenset({"receipt", "payload"})),
+    "acknowledged": ("acknowledged", frozenset({"receipt"})),
+}
+"""The status of a rollout of each kind, and what is kept of it besides; open: as far as it has."""
+
 _Scalars = TypeVar("_Scalars", Rollout, Recorded)
 
 
@@ -49,19 +59,22 @@ def parse(line: bytes) -> Kept:
     """Read what :meth:`Kept.line` wrote, and check that it is whole.
 
     Raises:
-        CheckpointRefusal: ``unknown_schema``, ``gap``, ``chain_broken``, ``revision_mismatch`` or
-            ``receipt_mismatch``.
+        CheckpointRefusal: ``unknown_schema``, ``gap``, ``chain_broken``, ``revision_mismatch``,
+            ``receipt_mismatch`` or, of an environment, ``manifest_damaged``.
     """
     try:
         document = json.loads(line)
-        if document["schema"] != SCHEMA:
-            raise _unknown(f"schema {document['schema']!r}, not {SCHEMA}")
+        if type(document["schema"]) is not int or document["schema"] != SCHEMA:
+            raise _unknown(f"schema {document['schema']!r:.40}, not {SCHEMA}")
         kept = _kept(document)
-    except (ValueError, KeyError, TypeError) as error:
-        raise _unknown(repr(error)) from error
-    if kept.kind == "open":
-        check_whole(kept.rollout, kept.rows)
-        agree(kept.rollout, kept.rows, kept.environments)
+        if kept.line() != line:
+            raise _unknown("it is not in its one form")
+        if kept.kind == "open":
+            check_whole(kept.rollout, kept.rows)
+            agree(kept.rollout, kept.rows, kept.environments)
+            _check_boundary(kept)
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise _unknown(f"{error!r:.300}") from error
     if kept.kind == "completed" and kept.receipt != receipt_of(kept.rollout, kept.payload or ""):
         raise CheckpointRefusal(
             "receipt_mismatch",
@@ -115,11 +128,31 @@ def _kept(document: Mapping[str, Any]) -> Kept:
     }
     if kept.keys() != {one.name for one in fields(Kept)} or kept["kind"] not in get_args(Kind):
         raise _unknown(f"a {kept.get('kind')!r} with {sorted(kept)}")
+    for one in environments:
+        read_document(canonical(one).encode(), environment_id=one["environment_id"])
     if kept["boundary"] is not None:
         BoundaryRecord.from_document(kept["boundary"])
     if not all(type(kept[name]) in (str, type(None)) for name in ("receipt", "payload", "reason")):
         raise _unknown("its receipt, payload or reason is no text")
+    status, allowed = _FORMS[kept["kind"]]
+    empty: Any = (None, (), "")
+    names = ("rows", "environments", "boundary", "receipt", "payload", "reason")
+    has = {name for name in names if kept[name] not in empty}
+    complete = has == allowed or (kept["kind"] == "open" and has <= allowed)
+    if kept["rollout"].status != status or not complete:
+        raise _unknown(f"a {kept['kind']!r} that is {kept['rollout'].status}, with {sorted(has)}")
     return Kept(**kept)
+
+
+def _check_boundary(kept: Kept) -> None:
+    """Check that its boundary is what its operations make, and nothing that was written beside."""
+    if kept.boundary is None:
+        return
+    task = SessionTask.from_document(json.loads(kept.rollout.task))
+    environment_id = kept.boundary["agent"]["environment_id"]
+    made = boundary_of(kept.rollout, kept.rows, task, environment_id)
+    if canonical(made.document()) != canonical(kept.boundary):
+        raise _unknown(f"the boundary of rollout {kept.rollout.rollout_id} is another")
 
 
 def _typed(kind: type[_Scalars], document: Any) -> _Scalars:

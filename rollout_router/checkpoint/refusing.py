@@ -16,6 +16,7 @@ __all__ = [
     "known",
     "not_open",
     "refused",
+    "restartable",
     "with_receipt",
 ]
 
@@ -38,6 +39,14 @@ def known(db: sqlite3.Connection, rollout_id: str) -> Rollout:
             f"rollout {rollout_id}: this journal does not know it",
             rollout_id=rollout_id,
         )
+    return found
+
+
+def restartable(db: sqlite3.Connection, rollout_id: str) -> Rollout:
+    """One rollout that may begin anew; ``rollout_unknown``, ``rollout_completed``."""
+    found = known(db, rollout_id)
+    if found.status in ("completed", "acknowledged"):
+        raise refused("rollout_completed", found, "it is completed; its result stands")
     return found
 
 

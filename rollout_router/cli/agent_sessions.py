@@ -4,6 +4,7 @@
 import json
 import sqlite3
 import sys
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any, Final
@@ -12,9 +13,9 @@ import click
 
 from rollout_router.checkpoint.cut import boundary_document
 from rollout_router.checkpoint.errors import CheckpointRefusal
-from rollout_router.checkpoint.refusing import known
-from rollout_router.checkpoint.rows import check_whole
-from rollout_router.checkpoint.tables import all_rollouts, outbox_of, rows_of
+from rollout_router.checkpoint.refusing import restartable
+from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole
+from rollout_router.checkpoint.tables import all_rollouts, outbox_of, rollout_of, rows_of
 from rollout_router.cli.checkpoint import opened_journal, refusing
 from rollout_router.cli.claims_view import print_table
 from rollout_router.cli.flags import SCHEMA, ExitCode
@@ -59,17 +60,19 @@ def show_agent_session(journal: Path, rollout_id: str, *, as_json: bool) -> None
     """
 
     def look(db: sqlite3.Connection) -> tuple[Any, ...]:
-        return known(db, rollout_id), rows_of(db, rollout_id), outbox_of(db, rollout_id)
+        return rollout_of(db, rollout_id), rows_of(db, rollout_id), outbox_of(db, rollout_id)
 
     with refusing(), opened_journal(journal) as opened:
         rollout, rows, outbox = opened.database.read(look)
+        if rollout is None:
+            said = f"{journal} knows no rollout {rollout_id}"
+            click.echo(f"rollout-router: {printable(said)}", err=True)
+            sys.exit(ExitCode.FAILED)
         damage, boundary = None, None
-        if rollout.status == "open":
-            try:
-                check_whole(rollout, rows)
-                boundary = boundary_document(opened, rollout, rows)
-            except CheckpointRefusal as refusal:
-                damage = {"code": refusal.code, "message": refusal.message}
+        if rollout.status in ("open", "quarantined"):  # a result outlives its operations
+            damage = _damage(rollout, rows)
+        if rollout.status == "open" and damage is None:
+            boundary = boundary_document(opened, rollout, rows)
     document = {
         "schema": SCHEMA,
         "session": asdict(rollout),
@@ -92,11 +95,19 @@ def show_agent_session(journal: Path, rollout_id: str, *, as_json: bool) -> None
         sys.exit(ExitCode.DAMAGE_FOUND)
 
 
+def _damage(rollout: Rollout, rows: Sequence[Recorded]) -> dict[str, str] | None:
+    try:
+        check_whole(rollout, rows)
+    except CheckpointRefusal as refusal:
+        return {"code": refusal.code, "message": refusal.message}
+    return None
+
+
 def restart_agent_session(journal: Path, rollout_id: str, *, yes: bool) -> None:
     """Give up what a session recorded: it begins anew with the next call."""
     with refusing(), opened_journal(journal) as opened:
         if not yes:
-            rollout = opened.database.read(lambda db: known(db, rollout_id))
+            rollout = opened.database.read(lambda db: restartable(db, rollout_id))
             click.echo(
                 f"would give up {rollout.next - rollout.first} operations of rollout"
                 f" {printable(rollout_id)} ({rollout.status}); do it with --yes"

@@ -1,7 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """``rollout-router checkpoint``: checkpoints of an agent server, taken and brought back.
 
-They work on its journal and on the gate of its service; the server may run or not.
+They work on its journal and on the gate of its service; the server may run or not. ``status`` and
+``inspect`` only read.
 """
 
 import json
@@ -21,8 +22,10 @@ from rollout_router.checkpoint.environment_server import EnvironmentServer
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.phases import ACTIVE, Checkpoint
-from rollout_router.checkpoint.records import Kept, parse
+from rollout_router.checkpoint.records import Kept
+from rollout_router.checkpoint.restoring import kept_in
 from rollout_router.checkpoint.tables import all_rollouts
+from rollout_router.checkpoint.wire import IDENTIFIER
 from rollout_router.claims import ClaimsError, FileClaimStore, Moment, read_gate
 from rollout_router.cli.claims_view import print_table
 from rollout_router.cli.flags import (
@@ -42,6 +45,21 @@ __all__ = ["checkpoint", "journal_flag", "opened_journal", "refusing"]
 _FILE: Final = click.Path(path_type=Path, dir_okay=False)
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 _BUDGET_S: Final = 300.0
+
+
+class _Id(click.ParamType[str]):
+    """The form of a rollout's, an instance's, a run's and a checkpoint's id."""
+
+    name = "id"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> str:
+        """Click's signature."""
+        if IDENTIFIER.fullmatch(value) is None:
+            self.fail(f"{value!r:.210} is no id: {IDENTIFIER.pattern}", param, ctx)
+        return str(value)
+
+
+_checkpoint_id = click.argument("checkpoint_id", type=_Id())
 
 
 def journal_flag(*, required: bool = True) -> Callable[[Any], Any]:
@@ -64,6 +82,7 @@ def _budget_flags(command: Any) -> Any:
         "--budget-seconds",
         "budget_s",
         default=_BUDGET_S,
+        is_eager=True,
         type=Seconds(0, WAIT_S_MAX, min_open=True),
         help="How long the gate stays closed unless this is said again.",
     )
@@ -72,14 +91,23 @@ def _budget_flags(command: Any) -> Any:
         "wait_s",
         default=60.0,
         type=Seconds(0, WAIT_S_MAX),
+        callback=_within_budget,
         help="How long to wait for operations in hand; at most the budget.",
     )
     return budget(wait(command))
 
 
+def _within_budget(ctx: click.Context, param: click.Parameter, wait_s: float) -> float:
+    if wait_s > ctx.params.get("budget_s", _BUDGET_S):
+        raise click.BadParameter("it is longer than --budget-seconds", ctx, param)
+    return wait_s
+
+
 def _instance_flags(command: Any) -> Any:
-    instance = flag("--instance", default="agent", help="The name of the agent server.")
-    run = flag("--run", required=True, help="The name of the training or evaluation run.")
+    instance = flag("--instance", type=_Id(), default="agent", help="The name of the agent server.")
+    run = flag(
+        "--run", type=_Id(), required=True, help="The name of the training or evaluation run."
+    )
     return instance(run(command))
 
 
@@ -89,11 +117,9 @@ def _server(
     if url is None:
         return None
     try:
-        server = EnvironmentServer(url)
+        return EnvironmentServer(url)
     except ValueError as error:
         raise click.BadParameter(str(error), ctx, param) from error
-    ctx.with_resource(server)
-    return server
 
 
 @click.group()
@@ -132,7 +158,7 @@ def status(*, journal: Path, state_dir: Path, as_json: bool) -> None:
 
 
 @checkpoint.command("prepare")
-@click.argument("checkpoint_id")
+@_checkpoint_id
 @_budget_flags
 @journal_flag()
 @state_dir_flag()
@@ -151,8 +177,6 @@ def prepare(
     Exit code 1: some are still in hand, and each is named. The gate stays closed until the budget
     is over or the checkpoint is resumed; the same command again waits again.
     """
-    if wait_s > budget_s:
-        raise click.UsageError("--wait-seconds is at most --budget-seconds")
     with refusing(), opened_journal(journal) as opened:
         prepared = Checkpoints(opened, state_dir).prepare(
             checkpoint_id, budget_s=budget_s, wait_s=wait_s
@@ -170,10 +194,12 @@ def prepare(
 
 
 @checkpoint.command("commit")
-@click.argument("checkpoint_id")
+@_checkpoint_id
 @_archive_flag()
 @_environment_flag()
-@click.option("--rollout", "scope", multiple=True, help="Must go on from it; may be repeated.")
+@click.option(
+    "--rollout", "scope", type=_Id(), multiple=True, help="Must go on from it; may be repeated."
+)
 @journal_flag()
 @state_dir_flag()
 @json_flag()
@@ -202,7 +228,7 @@ def commit(
 
 
 @checkpoint.command("resume")
-@click.argument("checkpoint_id")
+@_checkpoint_id
 @journal_flag()
 @state_dir_flag()
 @json_flag()
@@ -217,11 +243,12 @@ def resume(*, checkpoint_id: str, journal: Path, state_dir: Path, as_json: bool)
 
 
 @checkpoint.command("restore")
-@click.argument("checkpoint_id")
+@_checkpoint_id
 @_archive_flag()
 @_environment_flag()
 @_budget_flags
 @_instance_flags
+@flag("--service", default="agent", help="Whose store it is, as `serve --service`.")
 @journal_flag()
 @state_dir_flag()
 @json_flag()
@@ -234,16 +261,20 @@ def restore(
     wait_s: float,
     instance: str,
     run: str,
+    service: str,
     journal: Path,
     state_dir: Path,
     as_json: bool,
 ) -> None:
-    """Fill a journal that knows none of these rollouts; it is made where there is none.
+    """Fill a journal that knows none of these rollouts, before or after its server starts.
 
-    The gate is closed until the checkpoint is resumed, or the budget is over.
+    Journal and store are made where there are none. The gate is closed until the checkpoint is
+    resumed, or the budget is over; one that an operator closed is left to them.
     """
     with refusing():
-        store_id = FileClaimStore.inspect(state_dir).store_id
+        # Whose it is said to be is looked at first: a new journal is bound to it for good.
+        read_archive(archive, instance=instance, run=run, checkpoint_id=checkpoint_id)
+        store_id = FileClaimStore.open(state_dir, service=service).store_id
         with _closing(Journal(journal, instance=instance, run=run, store_id=store_id)) as opened:
             restored = Checkpoints(opened, state_dir).restore(
                 checkpoint_id, archive, environments=environment, budget_s=budget_s, wait_s=wait_s
@@ -257,7 +288,7 @@ def restore(
 
 
 @checkpoint.command("inspect")
-@click.argument("checkpoint_id")
+@_checkpoint_id
 @_archive_flag()
 @_instance_flags
 @json_flag()
@@ -268,8 +299,7 @@ def inspect(*, checkpoint_id: str, archive: Path, instance: str, run: str, as_js
     """
     with refusing():
         found = read_archive(archive, instance=instance, run=run, checkpoint_id=checkpoint_id)
-        kept = [parse(line) for line in found.records()]
-    rows = [_kept_row(one) for one in kept]
+        rows = [_kept_row(one) for one in kept_in(found)]
     if as_json:
         click.echo(
             json.dumps({"schema": SCHEMA, "manifest": found.manifest.document(), "rollouts": rows})

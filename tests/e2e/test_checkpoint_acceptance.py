@@ -314,7 +314,7 @@ def test_a_checkpoint_fails_closed(trio: Trio, tmp_path: Path) -> None:
     assert commit("f1").exit_code == 0  # the same manifest again
 
     assert failed(restore("never")) == (4, "manifest_missing")
-    assert failed(restore("f1", run="another")) == (4, "journal_of_another")
+    assert failed(restore("f1", run="another")) == (4, "manifest_of_another")
     of_another = str(tmp_path / "another.sqlite3")
     assert failed(restore("f1", run="another", into=of_another)) == (4, "manifest_of_another")
     shutil.copytree(archive, other)

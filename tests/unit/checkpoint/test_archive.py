@@ -11,7 +11,12 @@ from typing import Any, NoReturn
 
 import pytest
 
-from rollout_router.checkpoint.archive import list_archives, publish, read_archive
+from rollout_router.checkpoint.archive import (
+    is_published,
+    list_archives,
+    publish,
+    read_archive,
+)
 from rollout_router.checkpoint.digests import canonical, digest
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.manifest import Deliverable, Heading, Manifest
@@ -499,3 +504,25 @@ def test_no_descriptor_is_left_open(tmp_path: Path) -> None:
     (tmp_path / "agent").chmod(0o770)
     refused(write, tmp_path)
     assert count() == before
+
+
+@pytest.mark.parametrize("other", OTHERS[:3])
+def test_a_manifest_is_published_for_who_asked_for_it(tmp_path: Path, other: Heading) -> None:
+    assert not is_published(tmp_path, HEADING)
+    write(tmp_path)
+    assert is_published(tmp_path, HEADING)
+    assert is_published(tmp_path, replace(HEADING, restarts=(), deliverable=()))
+    assert not is_published(tmp_path, other)
+    (home(tmp_path) / "manifest.json").write_bytes(b"{")
+    assert not is_published(tmp_path, HEADING)
+    home(tmp_path).chmod(0o770)
+    assert refused(is_published, tmp_path, HEADING) == "archive_unavailable"
+
+
+def test_what_is_said_to_be_published_survives_power_loss(
+    tmp_path: Path, traced: list[str]
+) -> None:
+    write(tmp_path)
+    traced.clear()
+    assert is_published(tmp_path, HEADING)
+    assert traced[:3] == [str(path) for path in (home(tmp_path), tmp_path / "agent", tmp_path)]
