@@ -5,7 +5,7 @@
     2xx, 4xx of the application                  performed: the answer is the result
     503 with Retry-After, 429, no connection     not performed: refused before anything happened
     409 checkpoint_parked                        likewise, as gyms say it
-    500 environment_failed                       not performed: the environment was set back
+    500 environment_failed                       not performed: it was begun and set back
     4xx or 5xx with a code of ours               a refusal of the environment, with its outcome
     any other, a cut or late answer, no JSON     lost: it may have been performed
 
@@ -15,6 +15,7 @@ Nothing is sent again here: an operation is, by its run, under the same id.
 import json
 import math
 import re
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -23,16 +24,19 @@ import aiohttp
 
 from rollout_router.checkpoint.effects import Lost, NotPerformed
 from rollout_router.checkpoint.errors import CODES, CheckpointRefusal
-from rollout_router.checkpoint.wire import REVISION, Operation
+from rollout_router.checkpoint.wire import REVISION, Operation, declined, error_of
 
-__all__ = ["ANSWER_BYTES_MAX", "Answer", "Caller"]
+__all__ = ["ANSWER_BYTES_MAX", "CONNECT_S", "Answer", "Caller"]
 
 ANSWER_BYTES_MAX: Final = 64 << 20
 """Bytes of one answer; it protects memory. A longer one cannot be recorded and counts as lost."""
 
-_NOT_PERFORMED: Final = frozenset({"checkpoint_parked", "environment_failed"})
-_BUSY: Final = 503
-_TOO_MANY: Final = 429
+CONNECT_S: Final = 10.0
+"""How long a server has to take a connection; then nothing was sent."""
+
+_ALIVE: Final = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEEPCNT: 3}
+"""In seconds, and tries: a host that vanished without a word is noticed, a slow server never."""
+
 _ERRORS: Final = (4, 5)  # the first digit of a status
 _ANSWERED: Final = (2, 4)
 _REVISION: Final = re.compile("[0-9]{1,18}")
@@ -58,12 +62,15 @@ class Caller:
 
     def __init__(self, url: str, *, timeout_s: float | None = None) -> None:
         self.url = url.rstrip("/")
-        self._timeout = aiohttp.ClientTimeout(total=timeout_s)
+        self._timeout = aiohttp.ClientTimeout(total=timeout_s, sock_connect=CONNECT_S)
         self._client: aiohttp.ClientSession | None = None
 
     async def __aenter__(self) -> Self:
         self._client = aiohttp.ClientSession(
-            timeout=self._timeout, cookie_jar=aiohttp.DummyCookieJar(), auto_decompress=True
+            timeout=self._timeout,
+            connector=aiohttp.TCPConnector(limit=0, socket_factory=_noticing),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=True,
         )
         return self
 
@@ -117,11 +124,21 @@ class Caller:
                 allow_redirects=False,
             ) as response:
                 raw = await _whole(response)
-        except aiohttp.ClientConnectorError as error:
+        except (aiohttp.ClientConnectorError, aiohttp.ConnectionTimeoutError) as error:
             raise NotPerformed(f"{self.url} takes no connection: {error}") from error
         except (aiohttp.ClientError, TimeoutError, OSError) as error:
             raise Lost(f"{method} {path}: {error!r}") from error
         return _judged(path, response, raw)
+
+
+def _noticing(info: aiohttp.AddrInfoType) -> socket.socket:
+    """A socket that notices when its other end is gone, also while nothing is said."""
+    family, kind, protocol, *_ = info
+    made = socket.socket(family, kind, protocol)
+    made.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    for option, value in _ALIVE.items():
+        made.setsockopt(socket.IPPROTO_TCP, option, value)
+    return made
 
 
 async def _whole(response: aiohttp.ClientResponse) -> bytes:
@@ -140,12 +157,13 @@ def _judged(path: str, response: aiohttp.ClientResponse, raw: bytes) -> Answer:
     except (ValueError, RecursionError):
         document = None
     status, kind = response.status, response.status // 100
-    code, message = _error_of(document) if kind in _ERRORS else ("", "")
+    code, message = error_of(document) if kind in _ERRORS else ("", "")
     said = f"{path}: {status} {code or raw[:200]!r} {message}".rstrip()
     retry_after_s = _seconds(response.headers.get("retry-after"))
-    refused = status == _TOO_MANY or (status == _BUSY and retry_after_s is not None)
-    if refused or code in _NOT_PERFORMED:
-        raise NotPerformed(said, retry_after_s=retry_after_s or 0.0)
+    refused = declined(status, code, retry_after=retry_after_s is not None)
+    if refused or code == "environment_failed":
+        tried = code == "environment_failed"
+        raise NotPerformed(said, retry_after_s=retry_after_s or 0.0, tried=tried)
     if code in CODES:
         raise CheckpointRefusal(code, said)
     if kind not in _ANSWERED or (raw and document is None):
@@ -158,14 +176,6 @@ def _judged(path: str, response: aiohttp.ClientResponse, raw: bytes) -> Answer:
         cookies={name: morsel.coded_value for name, morsel in response.cookies.items()},
         revision=int(revision) if _REVISION.fullmatch(revision) else None,
     )
-
-
-def _error_of(document: Any) -> tuple[str, str]:
-    """Code and message of an answer in the form of our errors; empty where it has another."""
-    error = document.get("error") if isinstance(document, dict) else None
-    if not isinstance(error, dict):
-        return "", ""
-    return str(error.get("code") or ""), str(error.get("message") or "")
 
 
 def _seconds(text: str | None) -> float | None:

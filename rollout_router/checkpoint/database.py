@@ -45,6 +45,7 @@ _PASSING: Final = frozenset(
 """What goes away by itself, and leaves the file as it was. After any other error it is not certain
 what reached the disk: this process writes no more, and the next one recovers the file."""
 
+_MAKE: Final = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW
 _Result = TypeVar("_Result")
 
 
@@ -57,16 +58,27 @@ class Database:
         version: of *schema*; a file of another one is refused.
         what: for messages: "the journal", "the environments".
         code: of the refusal while it cannot be written or read.
+        on_poisoned: called once, in the writer's thread, where this process will write no more.
 
     Raises:
         CheckpointRefusal: ``unknown_schema``, or *code*: the file system is a network one, the file
             is another user's or open to others, or cannot be read. Nothing was changed.
     """
 
-    def __init__(self, path: Path, *, schema: str, version: int, what: str, code: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        schema: str,
+        version: int,
+        what: str,
+        code: str,
+        on_poisoned: Callable[[], None] = lambda: None,
+    ) -> None:
         self.path = Path(os.path.realpath(path))
         self._what = what
         self._code = code
+        self._on_poisoned = on_poisoned
         self._poisoned: str | None = None  # why nothing more is written until the process restarts
         self._waiting: queue.SimpleQueue[_Write | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -177,17 +189,17 @@ class Database:
                     f"{self.path} lies on a network file system, where SQLite's locks cannot be"
                     " relied on: use a local disk"
                 )
-            file = os.open(self.path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-            try:
-                status = os.fstat(file)
-                mine = status.st_uid == os.geteuid() and not status.st_mode & 0o077
-                if not (mine and stat.S_ISREG(status.st_mode)):
-                    raise self._refused(
-                        f"{self.path} is no file of this user's alone: give it an owner and a mode"
-                        " of its own (chown, chmod 600), or use another"
-                    )
-            finally:
-                os.close(file)
+            # Whoever closes a file gives up every lock that this process holds on it, SQLite's too:
+            # it is opened here only where it is made, before any connection can be.
+            with suppress(FileExistsError):
+                os.close(os.open(self.path, _MAKE, 0o600))
+            status = self.path.lstat()
+            mine = status.st_uid == os.geteuid() and not status.st_mode & 0o077
+            if not (mine and stat.S_ISREG(status.st_mode)):
+                raise self._refused(
+                    f"{self.path} is no file of this user's alone: give it an owner and a mode"
+                    " of its own (chown, chmod 600), or use another"
+                )
             _sync_directory(self.path.parent)
         except OSError as error:
             raise self._refused(f"{self.path} cannot be used: {error}") from error
@@ -213,6 +225,7 @@ class Database:
         # The low byte is the kind of error; the rest says more of the same.
         if (getattr(error, "sqlite_errorcode", 0) & 0xFF) not in _PASSING:
             self._poisoned = f"{refusal.message}; nothing more is written until this process ends"
+            self._on_poisoned()
         return refusal
 
     def _unavailable(self, error: sqlite3.Error) -> CheckpointRefusal:

@@ -36,11 +36,13 @@ class NotPerformed(Exception):  # noqa: N818 - what became of it
     Args:
         why: for people.
         retry_after_s: how long the server asks to be left alone.
+        tried: the server began, and set it back: it is not asked for ever.
     """
 
-    def __init__(self, why: str, *, retry_after_s: float = 0.0) -> None:
+    def __init__(self, why: str, *, retry_after_s: float = 0.0, tried: bool = False) -> None:
         super().__init__(why)
         self.retry_after_s = retry_after_s
+        self.tried = tried
 
 
 class Lost(Exception):  # noqa: N818 - what became of it

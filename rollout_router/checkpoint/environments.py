@@ -13,6 +13,7 @@
 
 import json
 import sqlite3
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -134,12 +135,19 @@ class Environments:
     Args:
         path: of the SQLite file, on a local disk.
         forgotten_max: removed environments that are remembered.
+        on_poisoned: see :class:`Database`.
 
     Raises:
         CheckpointRefusal: as :class:`Database`; nothing was changed.
     """
 
-    def __init__(self, path: Path, *, forgotten_max: int = FORGOTTEN_MAX) -> None:
+    def __init__(
+        self,
+        path: Path,
+        *,
+        forgotten_max: int = FORGOTTEN_MAX,
+        on_poisoned: Callable[[], None] = lambda: None,
+    ) -> None:
         self._forgotten_max = forgotten_max
         self._database = Database(
             path,
@@ -147,6 +155,7 @@ class Environments:
             version=_VERSION,
             what="the environments",
             code="environment_unavailable",
+            on_poisoned=on_poisoned,
         )
 
     async def look(

@@ -43,6 +43,7 @@ CODES: Final[Mapping[str, Code]] = {
     # Of a run, when it is opened.
     "rollout_unclaimed": Code(status=400),
     "task_invalid": Code(status=400),
+    "acknowledgement_invalid": Code(status=400),
     "rollout_unknown": Code(status=404),
     "task_changed": Code(status=409),
     "loop_changed": Code(status=409),

@@ -19,7 +19,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from rollout_router.checkpoint.database import Database
+from rollout_router.checkpoint.database import BUSY_S, Database
 from rollout_router.checkpoint.digests import canonical, digest
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.refusing import (
@@ -48,6 +48,7 @@ from rollout_router.checkpoint.wire import IDENTIFIER
 
 __all__ = ["Completed", "Journal", "Opened"]
 
+_PASSING = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL})
 _Result = TypeVar("_Result")
 
 
@@ -57,7 +58,6 @@ class Opened:
 
     rollout: Rollout
     rows: tuple[Recorded, ...]
-    continued: bool = True  # it was opened before: something may have been sent already
 
 
 def _utc_now() -> str:
@@ -73,6 +73,7 @@ class Journal:
         run: the name of the training or evaluation run: ids of rollouts repeat between runs.
         store_id: the claim store whose epochs fence this file.
         now: the time in UTC, to print.
+        on_poisoned: see :class:`Database`.
 
     Raises:
         CheckpointRefusal: ``journal_of_another``, or as :class:`Database`.
@@ -87,6 +88,7 @@ class Journal:
         run: str,
         store_id: str,
         now: Callable[[], str] = _utc_now,
+        on_poisoned: Callable[[], None] = lambda: None,
     ) -> None:
         for name in (instance, run, store_id):
             if IDENTIFIER.fullmatch(name) is None:
@@ -94,7 +96,12 @@ class Journal:
         self.instance, self.run, self.store_id = instance, run, store_id
         self.now = now
         self.database = Database(
-            path, schema=SCHEMA, version=VERSION, what="the journal", code="journal_unavailable"
+            path,
+            schema=SCHEMA,
+            version=VERSION,
+            what="the journal",
+            code="journal_unavailable",
+            on_poisoned=on_poisoned,
         )
         try:
             if self.database.read(self._unbound):
@@ -110,13 +117,17 @@ class Journal:
         Raises:
             CheckpointRefusal: ``journal_of_another``: there is none; or as for opening it.
         """
+        # Not read-only: what a death left half written is taken back by whoever reads next.
+        file = f"{path.absolute().as_uri()}?mode=rw"
         try:
-            with closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as db:
+            with closing(sqlite3.connect(file, uri=True, timeout=BUSY_S)) as db:
                 told = dict(db.execute("SELECT name, value FROM meta"))
             return cls(path, **{name: told[name] for name in ("instance", "run", "store_id")})
         except (sqlite3.Error, KeyError) as error:
+            passing = getattr(error, "sqlite_errorcode", None) in _PASSING
             raise CheckpointRefusal(
-                "journal_of_another", f"{path} is no journal of an agent server: {error!r}"
+                "journal_unavailable" if passing else "journal_of_another",
+                f"{path} cannot be read as the journal of an agent server: {error!r}",
             ) from error
 
     def close(self) -> None:
@@ -156,6 +167,7 @@ class Journal:
             first=1,
             next=1,
             head="",
+            reopened=0,
             changed_at=self.now(),
         )
 
@@ -163,7 +175,7 @@ class Journal:
             found = rollout_of(db, rollout_id)
             if found is None:
                 insert(db, "rollout", asdict(replace(new, head=new.genesis)))
-                return Opened(rollout=known(db, rollout_id), rows=(), continued=False)
+                return Opened(rollout=known(db, rollout_id), rows=())
             check_epoch(found, claim_epoch)
             if found.discarded:
                 adopted = replace(new, restarts=found.restarts, first=found.first)
@@ -172,16 +184,17 @@ class Journal:
                     " reason='' WHERE rollout_id=?",
                     (*asked, adopted.genesis, rollout_id),
                 )
+            elif found.status not in ("open", "completed"):
+                raise not_open(found)
             else:
                 check_same(found, *asked)
-            if found.status not in ("open", "completed"):
-                raise not_open(found)
             if found.claim_epoch < claim_epoch:
                 db.execute(
                     "UPDATE rollout SET claim_epoch=?, attempt=attempt+1, changed_at=?"
                     " WHERE rollout_id=?",
                     (claim_epoch, self.now(), rollout_id),
                 )
+            db.execute("UPDATE rollout SET reopened=reopened+1 WHERE rollout_id=?", (rollout_id,))
             if found.status == "completed":
                 return completed_of(db, rollout_id)
             return Opened(rollout=known(db, rollout_id), rows=rows_of(db, rollout_id))
@@ -218,7 +231,8 @@ class Journal:
         def change(db: sqlite3.Connection) -> Rollout:
             insert_row(db, rollout.rollout_id, row)
             db.execute(
-                "UPDATE rollout SET next=next+1, head=?, changed_at=? WHERE rollout_id=?",
+                "UPDATE rollout SET next=next+1, head=?, reopened=0, changed_at=?"
+                " WHERE rollout_id=?",
                 (row.chain, self.now(), rollout.rollout_id),
             )
             return known(db, rollout.rollout_id)
@@ -307,6 +321,7 @@ class Journal:
             if found.status == "completed":
                 db.execute("DELETE FROM operation WHERE rollout_id=?", (rollout_id,))
                 db.execute("UPDATE outbox SET payload=NULL WHERE rollout_id=?", (rollout_id,))
+                db.execute("UPDATE rollout SET task='null' WHERE rollout_id=?", (rollout_id,))
                 self._mark(db, rollout_id, "acknowledged", "")
 
         await self.database.write(change)

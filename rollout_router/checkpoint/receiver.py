@@ -43,7 +43,14 @@ from rollout_router.checkpoint.environment_control import CONTROL_PATH, Environm
 from rollout_router.checkpoint.environments import Environment, Environments, Forgotten, Last
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.held import HELD_MAX, Held, StatePort
-from rollout_router.checkpoint.replies import Reply, collect, refused, send_reply, whole_body
+from rollout_router.checkpoint.replies import (
+    Declined,
+    Reply,
+    collect,
+    refused,
+    send_reply,
+    whole_body,
+)
 from rollout_router.checkpoint.wire import ENVIRONMENT, FENCE, OPERATION, REVISION, Operation
 from rollout_router.errors import Refusal
 
@@ -160,6 +167,7 @@ class Receiver:
         self._held = Held(state, held_max=held_max)
         self._control = EnvironmentControl(environments, self._held)
         self._in_hand: set[asyncio.Task[Reply]] = set()
+        self._reading = 0  # operations whose body is on its way
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one ASGI scope. A WebSocket is refused: what it changes could not be recorded."""
@@ -198,13 +206,17 @@ class Receiver:
         return message
 
     async def _operate(self, operation: Operation, scope: Scope, receive: Receive) -> Reply | None:
-        body = await whole_body(receive, bytes_max=REQUEST_BYTES_MAX)
-        if body is None:
-            return None
-        if len(self._in_hand) >= OPERATIONS_MAX:
+        if len(self._in_hand) + self._reading >= OPERATIONS_MAX:
             raise _refusal(
                 "environment_unavailable", operation, "waits behind too many operations: send again"
             )
+        self._reading += 1
+        try:
+            body = await whole_body(receive, bytes_max=REQUEST_BYTES_MAX)
+        finally:
+            self._reading -= 1
+        if body is None:
+            return None
         work = self._perform(_Asked(operation, scope, body))
         task = asyncio.get_running_loop().create_task(work, name=f"operation {operation.id}")
         self._in_hand.add(task)
@@ -229,6 +241,10 @@ class Receiver:
                 return _reply_of(what.recorded)
             try:
                 done = await self._apply(what.recorded, asked)
+            except Declined as declined:
+                if not self._restart_only:  # what can be checked is: the next one is set back first
+                    self._held.drop(environment_id)
+                return declined.reply
             except BaseException as error:
                 self._held.drop(environment_id)
                 if not isinstance(error, Exception):

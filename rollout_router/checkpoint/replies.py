@@ -6,17 +6,21 @@ sent whole, with its length.
 """
 
 import asyncio
+import json
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
 from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.checkpoint.errors import CheckpointRefusal
+from rollout_router.checkpoint.wire import declined, error_of
 from rollout_router.errors import Refusal
 
-__all__ = ["Reply", "collect", "refused", "send_reply", "whole_body"]
+__all__ = ["Declined", "Reply", "collect", "refused", "send_reply", "whole_body"]
 
 _OF_A_CONNECTION: Final = frozenset({"connection", "keep-alive", "transfer-encoding"})
 _BODILESS: Final = frozenset({204, 304})
+_ERROR: Final = 400
 _FAILED: Final = 500  # and above: the application did not do what was asked
 
 
@@ -27,6 +31,18 @@ class Reply:
     status: int
     headers: tuple[tuple[str, str], ...]
     body: bytes
+
+
+class Declined(Exception):  # noqa: N818 - what became of the operation
+    """The application refused before anything happened: the same may be sent again.
+
+    Args:
+        reply: which says so; it is passed on, and not kept.
+    """
+
+    def __init__(self, reply: Reply) -> None:
+        super().__init__(f"the environment answered {reply.status}")
+        self.reply = reply
 
 
 def refused(refusal: Refusal) -> Reply:
@@ -63,6 +79,7 @@ async def collect(app: App, scope: Scope, body: bytes, *, bytes_max: int) -> Rep
     It is not told that its client left: what was begun is finished.
 
     Raises:
+        Declined: it says that nothing happened.
         CheckpointRefusal: ``environment_failed``: it answered 500 or above, more than *bytes_max*,
             or not to the end.
         Exception: what it raised.
@@ -115,8 +132,6 @@ class _Answer:
         if self._start is None or not self.whole.is_set():
             raise CheckpointRefusal("environment_failed", "the environment's answer has no end")
         status: int = self._start["status"]
-        if status >= _FAILED:
-            raise CheckpointRefusal("environment_failed", f"the environment answered {status}")
         if self._length > self._bytes_max:
             raise CheckpointRefusal(
                 "environment_failed",
@@ -130,4 +145,19 @@ class _Answer:
         named = any(name.lower() == "content-length" for name, _ in headers)
         if not (named or bodiless or status in _BODILESS):
             headers.append(("content-length", str(self._length)))
-        return Reply(status=status, headers=tuple(headers), body=b"".join(self._parts))
+        reply = Reply(status=status, headers=tuple(headers), body=b"".join(self._parts))
+        if _is_declined(reply):
+            raise Declined(reply)
+        if status >= _FAILED:
+            raise CheckpointRefusal("environment_failed", f"the environment answered {status}")
+        return reply
+
+
+def _is_declined(reply: Reply) -> bool:
+    if reply.status < _ERROR:
+        return False
+    code = ""
+    with suppress(ValueError, RecursionError):
+        code, _ = error_of(json.loads(reply.body))
+    retry_after = any(name.lower() == "retry-after" for name, _ in reply.headers)
+    return declined(reply.status, code, retry_after=retry_after)

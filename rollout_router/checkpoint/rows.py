@@ -49,6 +49,7 @@ class Rollout:
     first: int  # the sequence of the first operation since the last restart
     next: int  # of the operation that will be recorded next
     head: str  # the chain up to there
+    reopened: int  # how often since it recorded last: each may have left a sample that was lost
     changed_at: str  # UTC, to print
 
     @property
@@ -71,6 +72,7 @@ class Rollout:
             restarts=self.restarts + 1,
             first=first,
             next=first,
+            reopened=0,
         )
         return replace(anew, head=anew.genesis)
 

@@ -47,7 +47,6 @@ class Run:
         rows: what it recorded, checked.
         steps: the gate of this worker; None where there is none.
         patience_s: see :data:`PATIENCE_S`.
-        continued: whether it was begun before: nobody knows what was sent then.
     """
 
     def __init__(
@@ -58,7 +57,6 @@ class Run:
         *,
         steps: Steps | None = None,
         patience_s: float = PATIENCE_S,
-        continued: bool = True,
     ) -> None:
         self.rollout = rollout
         self._journal = journal
@@ -69,7 +67,6 @@ class Run:
         self._environments = {one for row in rows if (one := row.environment_id) is not None}
         self._steps = steps
         self._patience_s = patience_s
-        self._continued = continued
         self._busy = False
         self._ended_by: BaseException | None = None  # the operation that failed
 
@@ -145,7 +142,7 @@ class Run:
                 request_digest=asked,
                 result=None,
                 revision=None,
-                orphans=int(effect == "resample" and self._continued),
+                orphans=self.rollout.reopened if effect == "resample" else 0,
                 chain=None,
             )
             return await self._perform(fresh, send)
@@ -208,7 +205,6 @@ class Run:
             row = await self._until_performed(fresh, send, step)
             self.rollout = await self._journal.append(self.rollout, row)
         self._note_revision(row)
-        self._continued = False
         return row.value
 
     async def _until_performed(self, fresh: Recorded, send: Send, step: "Step") -> Recorded:
@@ -230,6 +226,7 @@ class Run:
                 return self._performed(row, await send(operation))
             except NotPerformed as refusal:
                 failure: Exception = refusal
+                lost_number += refusal.tried
                 wait_s = max(pause_s, refusal.retry_after_s)
                 if row.effect == "once":
                     await self._journal.withdraw(self.rollout, row)

@@ -205,7 +205,6 @@ class Sessions:
                 opened.rows,
                 steps=steps,
                 patience_s=self._patience_s,
-                continued=opened.continued,
             )
             try:
                 check_whole(opened.rollout, opened.rows)
@@ -216,7 +215,7 @@ class Sessions:
                 if not isinstance(refusal, CheckpointRefusal):
                     raise
                 rollout = await self._begin_anew(run, refusal, steps)
-                opened = Opened(rollout=rollout, rows=(), continued=False)
+                opened = Opened(rollout=rollout, rows=())
         return opened
 
     async def _begin_anew(

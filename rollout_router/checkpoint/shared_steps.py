@@ -16,20 +16,27 @@ class SharedSteps:
     """See :class:`rollout_router.call.Steps`: for calls of one worker, and one step at a time."""
 
     def __init__(self) -> None:
-        self._calls: dict[Steps, bool] = {}  # those that wait, and whether a step of each runs
+        # Those that wait, and whether a step of each runs; None: it is in hand as a whole.
+        self._calls: dict[Steps, bool | None] = {}
         self._running = False
 
     def join(self, call: Steps) -> None:
         """A call waits for the loop from now on."""
-        # Behind a closed gate nothing is counted: what runs then was counted for another call.
-        began = call.begin()
-        self._calls[call] = began and self._running
-        if began and not self._running:
-            call.end()
+        if self._running:
+            # No step of it could begin behind a closed gate, and this one may outlive the others.
+            self._calls[call] = None
+        else:
+            self._settle(call)
 
     def leave(self, call: Steps) -> None:
         """The call waits no more."""
         if self._calls.pop(call):
+            call.end()
+
+    def _settle(self, call: Steps) -> None:
+        """It works in steps from now on, and none runs."""
+        self._calls[call] = False
+        if call.begin():
             call.end()
 
     def begin(self) -> bool:
@@ -43,8 +50,10 @@ class SharedSteps:
         """See the protocol."""
         self._running = False
         for call, began in self._calls.items():
-            self._calls[call] = False
-            if began:
+            if began is None:
+                self._settle(call)
+            elif began:
+                self._calls[call] = False
                 call.end()
 
     async def wait_open(self) -> None:

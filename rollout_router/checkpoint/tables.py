@@ -47,6 +47,7 @@ CREATE TABLE IF NOT EXISTS rollout (
     first INTEGER NOT NULL,
     next INTEGER NOT NULL,
     head TEXT NOT NULL,
+    reopened INTEGER NOT NULL,
     changed_at TEXT NOT NULL
 ) STRICT;
 CREATE TABLE IF NOT EXISTS operation (

@@ -12,9 +12,18 @@ The names do not begin with ``Rollout-``: a gateway would remove them on their w
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Self
+from typing import Any, Final, Self
 
-__all__ = ["ENVIRONMENT", "FENCE", "IDENTIFIER", "OPERATION", "REVISION", "Operation"]
+__all__ = [
+    "ENVIRONMENT",
+    "FENCE",
+    "IDENTIFIER",
+    "OPERATION",
+    "REVISION",
+    "Operation",
+    "declined",
+    "error_of",
+]
 
 OPERATION: Final = "operation-id"
 FENCE: Final = "operation-fence"
@@ -24,6 +33,9 @@ REVISION: Final = "operation-revision"
 IDENTIFIER: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
 """The form of a rollout's, a store's and an environment's id."""
 
+_BUSY: Final = 503
+_TOO_MANY: Final = 429
+_PARKED: Final = "checkpoint_parked"  # a gym's own code for a closed gate, with a 409
 _NUMBER: Final = re.compile(r"[1-9][0-9]{0,18}")  # of 63 bits, as SQLite stores
 
 
@@ -81,3 +93,22 @@ class Operation:
             claim_epoch=int(claim_epoch),
             environment_id=headers.get(ENVIRONMENT),
         )
+
+
+def declined(status: int, code: str, *, retry_after: bool) -> bool:
+    """Whether an answer says that nothing happened, and that the same may be sent again.
+
+    Args:
+        status: of the answer.
+        code: its error's.
+        retry_after: whether it has the header.
+    """
+    return status == _TOO_MANY or (status == _BUSY and retry_after) or code == _PARKED
+
+
+def error_of(document: Any) -> tuple[str, str]:
+    """Code and message of an answer in the form of our errors; empty where it has another."""
+    error = document.get("error") if isinstance(document, dict) else None
+    if not isinstance(error, dict):
+        return "", ""
+    return str(error.get("code") or ""), str(error.get("message") or "")

@@ -263,7 +263,7 @@ def test_what_is_no_task_and_no_receipt_is_refused(trio: Trio) -> None:
         ("run", '{"scenario": 1}'): (400, "task_invalid"),
         ("run", '{"scenario": "message", "seed": 1}'): (409, "task_changed"),
         ("acknowledge", '{"receipt": "x"}'): (409, "rollout_open"),
-        ("acknowledge", "[]"): (400, "task_invalid"),
+        ("acknowledge", "[]"): (400, "acknowledgement_invalid"),
     }
     answers = {
         (to, document): code_of(trio.post("asked", json.loads(document), to=to))

@@ -12,11 +12,12 @@ below ``/ng-rollout/<id>`` or ``/sessions/<id>``. It is told by its environment:
     TOOL_AGENT_RUN               the name of the training or evaluation run
     TOOL_AGENT_MODEL_URL         the model server
     TOOL_AGENT_ENVIRONMENT_URL   the environment server
+    TOOL_AGENT_ANSWER_SECONDS    how long either may take to answer; 3600 by default
 """
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Collection, Coroutine, Mapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Mapping
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final, TypeVar
@@ -29,6 +30,7 @@ from rollout_router.checkpoint import tool_session
 from rollout_router.checkpoint.client import Caller
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.example import loop
+from rollout_router.checkpoint.example.ending import asking_to_end
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.sessions import Sessions, source_digest
 from rollout_router.checkpoint.tool_session import SessionTask
@@ -37,10 +39,15 @@ from rollout_router.claims import FileClaimStore
 __all__ = ["app", "create_agent", "journal_of"]
 
 INSTANCE: Final = "agent"
+ANSWER_S: Final = 3600.0
+"""A slow model is the normal case; an answer that never comes may not hold a rollout for ever."""
+
 _Result = TypeVar("_Result")
 
 
-def journal_of(told: Mapping[str, str]) -> Journal:
+def journal_of(
+    told: Mapping[str, str], *, on_poisoned: Callable[[], None] = lambda: None
+) -> Journal:
     """The journal that the environment names.
 
     Raises:
@@ -54,6 +61,7 @@ def journal_of(told: Mapping[str, str]) -> Journal:
         instance=told.get("TOOL_AGENT_INSTANCE", INSTANCE),
         run=told["TOOL_AGENT_RUN"],
         store_id=FileClaimStore.inspect(state_dir).store_id,
+        on_poisoned=on_poisoned,
     )
 
 
@@ -63,12 +71,14 @@ def create_agent(told: Mapping[str, str]) -> FastAPI:
     @asynccontextmanager
     async def lifespan(running: FastAPI) -> AsyncIterator[None]:
         async with AsyncExitStack() as stack:
-            journal = await asyncio.to_thread(journal_of, told)
+            # One that can write no more must not keep its rollouts.
+            journal = await asyncio.to_thread(journal_of, told, on_poisoned=asking_to_end())
             stack.push_async_callback(asyncio.to_thread, journal.close)
-            model = await stack.enter_async_context(Caller(told["TOOL_AGENT_MODEL_URL"]))
-            environment = await stack.enter_async_context(
-                Caller(told["TOOL_AGENT_ENVIRONMENT_URL"])
-            )
+            answer_s = float(told.get("TOOL_AGENT_ANSWER_SECONDS", ANSWER_S))
+            model, environment = [
+                await stack.enter_async_context(Caller(told[name], timeout_s=answer_s))
+                for name in ("TOOL_AGENT_MODEL_URL", "TOOL_AGENT_ENVIRONMENT_URL")
+            ]
 
             async def release(environment_ids: Collection[str]) -> None:
                 for environment_id in environment_ids:
@@ -111,7 +121,8 @@ async def _acknowledge(request: Request) -> Response:
     call, document = _call_of(request), await _document(request)
     receipt = document.get("receipt") if isinstance(document, dict) else None
     if not isinstance(receipt, str):
-        raise _invalid(call, 'an acknowledgement is {"receipt": "..."}')
+        why = 'an acknowledgement is {"receipt": "..."}'
+        raise _invalid(call, why, code="acknowledgement_invalid")
     await _sessions_of(request).acknowledge(call, receipt)
     return JSONResponse({"acknowledged": receipt})
 
@@ -164,9 +175,9 @@ def _sessions_of(request: Request) -> Sessions:
     return sessions
 
 
-def _invalid(call: Call, why: str) -> CheckpointRefusal:
+def _invalid(call: Call, why: str, *, code: str = "task_invalid") -> CheckpointRefusal:
     return CheckpointRefusal(
-        "task_invalid",
+        code,
         f"rollout {call.rollout_id}: {why}",
         rollout_id=call.rollout_id,
         claim_epoch=call.claim_epoch,

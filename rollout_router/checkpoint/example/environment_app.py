@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rollout_router.asgi import Receive, Scope, Send
 from rollout_router.checkpoint.environments import Environments
+from rollout_router.checkpoint.example.ending import asking_to_end
 from rollout_router.checkpoint.example.environment import create_environment
 from rollout_router.checkpoint.receiver import Receiver
 
@@ -35,7 +36,7 @@ class EnvironmentApp:
             await self._receiver(scope, receive, send)
             return
         path = Path(self._told["TOOL_ENVIRONMENT_FILE"])
-        environments = await asyncio.to_thread(Environments, path)
+        environments = await asyncio.to_thread(Environments, path, on_poisoned=asking_to_end())
         try:
             app, worlds = create_environment()
             self._receiver = Receiver(app, environments, state=worlds, creates=_makes)

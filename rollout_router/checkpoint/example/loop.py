@@ -6,16 +6,17 @@ from typing import Any, Final
 
 from rollout_router.checkpoint.client import Caller
 from rollout_router.checkpoint.effects import Lost, Performed
+from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.tool_session import Next, SessionTask, ToolSession
-from rollout_router.checkpoint.wire import Operation
+from rollout_router.checkpoint.wire import Operation, error_of
 
 __all__ = ["Player"]
 
 _OK: Final = 200
 _SAMPLED: Final = frozenset({200, 400, 413, 422})
 """What ends a turn: an answer, or that the model does not take this conversation, which may be too
-long. Another refusal, of a key or a path for one, is the world's failure and never a sample."""
+long. Another refusal, of a key or a path for one, is a failure of the world and never a sample."""
 
 
 class Player:
@@ -66,7 +67,14 @@ class Player:
         body, cookies = asked.request["body"], asked.request["cookies"]
         answer = await self._model.post(operation, path, body, cookies=cookies)
         if answer.status not in _SAMPLED:
-            raise Lost(f"{path}: {answer.status} {answer.document!r:.300}")
+            raise CheckpointRefusal(
+                "operation_unavailable",
+                f"rollout {operation.rollout_id}: the model server refuses {path} with"
+                f" {answer.status}: {error_of(answer.document)[1] or answer.document!r:.300}; the"
+                " next call goes on from there",
+                rollout_id=operation.rollout_id,
+                claim_epoch=operation.claim_epoch,
+            )
         value = {"status": answer.status, "cookies": dict(answer.cookies)}
         if answer.status == _OK:
             value["response"] = answer.document

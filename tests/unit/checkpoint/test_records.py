@@ -47,6 +47,7 @@ BEGUN = Rollout(
     first=1,
     next=1,
     head="",
+    reopened=0,
     changed_at="now",
 )
 

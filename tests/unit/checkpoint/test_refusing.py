@@ -21,6 +21,7 @@ ROLLOUT = Rollout(
     first=1,
     next=1,
     head="",
+    reopened=0,
     changed_at="then",
 )
 

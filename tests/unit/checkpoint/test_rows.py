@@ -22,6 +22,7 @@ EMPTY = Rollout(
     first=3,
     next=3,
     head="",
+    reopened=0,
     changed_at="then",
 )
 ROW = Recorded(

@@ -31,7 +31,7 @@ def journal(folder: Path) -> Iterator[Journal]:
 async def begun(journal: Journal, epoch: int = 1, **named: Any) -> Run:
     found = await opened(journal, epoch)
     check_whole(found.rollout, found.rows)
-    return Run(journal, found.rollout, found.rows, **{"continued": found.continued, **named})
+    return Run(journal, found.rollout, found.rows, **named)
 
 
 async def does(run: Run, send: Send, effect: Effect = "resample", **named: Any) -> Any:
@@ -296,14 +296,15 @@ async def test_an_effect_of_no_kind_is_a_mistake(journal: Journal) -> None:
         await does(await begun(journal), Server(1), "twice")  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize("continued", [False, True])
+@pytest.mark.parametrize("deaths", [0, 1, 3])
 @on_a_loop
-async def test_the_first_sample_of_a_run_that_goes_on_may_have_an_orphan(
-    journal: Journal, *, continued: bool
+async def test_each_death_since_the_last_record_may_have_left_a_sample(
+    journal: Journal, deaths: int
 ) -> None:
-    run = await begun(journal, continued=continued)
+    for epoch in range(1, deaths + 1):
+        await opened(journal, epoch)
+    run = await begun(journal, deaths + 1)
     for _ in range(2):
         await does(run, Server(1))
-    rows = (await opened(journal)).rows
-    assert [row.orphans for row in rows] == [int(continued), 0]
-    assert (await opened(journal)).continued
+    rows = (await opened(journal, deaths + 1)).rows
+    assert [row.orphans for row in rows] == [deaths, 0]

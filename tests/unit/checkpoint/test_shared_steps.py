@@ -40,9 +40,9 @@ def gate() -> asyncio.Event:
 def test_r6_every_call_that_waits_is_in_hand_while_a_step_runs(gate: asyncio.Event) -> None:
     shared, first, second = SharedSteps(), FakeSteps(gate), FakeSteps(gate)
     shared.join(first)
-    assert first.running == 0
-    assert shared.begin()
     shared.join(second)
+    assert (first.running, second.running) == (0, 0)
+    assert shared.begin()
     assert (first.running, second.running) == (1, 1)
     shared.leave(first)
     assert (first.running, second.running) == (0, 1)
@@ -50,18 +50,21 @@ def test_r6_every_call_that_waits_is_in_hand_while_a_step_runs(gate: asyncio.Eve
     assert second.running == 0
 
 
-def test_r6_one_that_joins_behind_a_closed_gate_does_not_keep_it_from_being_quiet(
-    gate: asyncio.Event,
+@pytest.mark.parametrize("closes", [False, True], ids=["open", "closed"])
+def test_r6_one_that_joins_a_running_step_is_in_hand_as_a_whole_until_its_end(
+    gate: asyncio.Event, *, closes: bool
 ) -> None:
     shared, first, second = SharedSteps(), FakeSteps(gate), FakeSteps(gate)
     shared.join(first)
     assert shared.begin()
-    gate.clear()
+    if closes:
+        gate.clear()
     shared.join(second)
-    assert (first.running, second.running, second.stepped) == (1, 0, True)
+    shared.leave(first)
+    assert not second.stepped  # so that it keeps the gate from being quiet for the step that runs
     shared.end()
-    assert not shared.begin()
-    assert (first.running, second.running) == (0, 0)
+    assert (second.stepped, second.running) == (True, 0)
+    assert shared.begin() is not closes
 
 
 def test_r6_a_loop_that_waits_goes_on_although_the_call_that_it_waits_by_has_left(

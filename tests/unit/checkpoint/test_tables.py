@@ -30,6 +30,7 @@ ROLLOUT = Rollout(
     first=1,
     next=1,
     head="h",
+    reopened=0,
     changed_at="then",
 )
 INTENT = Recorded(
