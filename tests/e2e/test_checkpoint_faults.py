@@ -14,14 +14,10 @@ was taken and acknowledged. Then, compared with the session that nothing happene
 """
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
 
 import pytest
+from support.faults.seen import Seen, check, playing
 from support.faults.table import (
     ACTIONS,
     AGENT,
@@ -38,28 +34,13 @@ from support.faults.table import (
     two_deaths,
 )
 
-TESTS = Path(__file__).parents[1]
-
-Seen = dict[str, Any]
 Play = Callable[..., Seen]
 
 
 @pytest.fixture(scope="module")
 def play() -> Iterator[Play]:
     """Plays one cell; see support/faults/bench.py."""
-    path = os.pathsep.join([str(TESTS), *filter(None, [os.environ.get("PYTHONPATH")])])
-    with subprocess.Popen(
-        [sys.executable, "-m", "support.faults.bench"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "PYTHONPATH": path},
-    ) as bench:
-        told_to, heard_from = bench.stdin, bench.stdout
-        assert told_to is not None
-        assert heard_from is not None
-
-        played: dict[str, Seen] = {}
+    with playing("support.faults.bench") as told_to:
 
         def play(
             *stops: Stop,
@@ -67,17 +48,9 @@ def play() -> Iterator[Play]:
             mutant: str | None = None,
             clocks_s: tuple[int, ...] = (0,),
         ) -> Seen:
-            told = {"loop": loop, "mutant": mutant, "clocks_s": clocks_s, "stops": stops}
-            cell = json.dumps(told)
-            if cell not in played:
-                told_to.write(cell + "\n")
-                told_to.flush()
-                played[cell] = json.loads(heard_from.readline())
-            return played[cell]
+            return told_to({"loop": loop, "mutant": mutant, "clocks_s": clocks_s, "stops": stops})
 
         yield play
-        told_to.close()
-        assert bench.wait() == 0
 
 
 @pytest.fixture(scope="module")
@@ -91,26 +64,6 @@ def calm(play: Play) -> Seen:
     assert [row[2] for row in seen["effects"]] == [int(one) for one in ACTIONS]
     assert [seen["outside"], seen["refusals"], seen["zombies"]] == [list(SAMPLES), [], []]
     return seen
-
-
-def check(seen: Seen, calm: Seen) -> None:
-    """A session ended as a calm one does."""
-    assert not seen["failed"]
-    assert not seen["unreached"]
-    assert seen["effects"] == calm["effects"]
-    assert {tuple(one) for one in seen["receipts"]} == {tuple(calm["receipts"][0])}
-    rows = seen["journal"]["rows"]
-    assert [lasting(row) for row in rows] == [lasting(row) for row in calm["journal"]["rows"]]
-    for epoch, before in seen["takeovers"]:
-        assert rows[: len(before["rows"])] == before["rows"]
-        assert all(row[1] >= epoch for row in rows[len(before["rows"]) :])
-    assert len(seen["outside"]) - len(calm["outside"]) <= sum(row[8] for row in rows)
-    assert seen["left"] == {"operations": [], "payloads": [], "environments": []}
-
-
-def lasting(row: list[Any]) -> list[Any]:
-    """A row without its claim epoch, and the samples that were lost before it."""
-    return [*row[:1], *row[2:8], *row[9:]]
 
 
 @cells(

@@ -17,7 +17,6 @@ or one of the bench's own:
                        begun, delivered or ended, or was refused
 """
 
-import ctypes
 import gc
 import json
 import os
@@ -32,20 +31,19 @@ from contextlib import closing
 from functools import wraps
 from hashlib import sha256
 from pathlib import Path
-from typing import Any, ClassVar, Final
+from typing import Any, Final
 
 from support.faults.children import agent, environment, outside
+from support.faults.forked import Child
 from support.faults.mutants import MUTANTS
-from support.faults.points import Points
 from support.folders import private_folder
 
 from rollout_router.checkpoint.environments import Environments
 
-__all__ = ["play_all"]
+__all__ = ["Bench", "Cell", "play_all"]
 
 _SILENT_S: Final = 30.0  # no process says anything: a cell that hangs has failed
 _ATTEMPTS_MAX: Final = 8
-_PR_SET_PDEATHSIG: Final = 1
 _OPERATIONS: Final = """
 SELECT sequence, claim_epoch, kind, effect, environment_id, request_digest, result, revision,
   orphans, chain FROM operation ORDER BY sequence
@@ -59,64 +57,11 @@ CREATE TRIGGER done AFTER UPDATE OF revision ON environment BEGIN INSERT INTO ef
 """
 
 
-class Child:
-    """One forked process, and the way to it."""
-
-    _all: ClassVar["set[Child]"] = set()
-
-    def __init__(
-        self, main: Callable[..., None], planned: list[tuple[str, str]], *told: Any
-    ) -> None:
-        self.kind = main.__name__
-        self.channel, theirs = socket.socketpair()
-        self.pid = os.fork()
-        if not self.pid:
-            code = 1
-            try:
-                ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-                for other in (self, *self._all):
-                    other.channel.close()
-                main(Points(theirs, planned), *told)
-                code = 0
-            except BaseException:  # noqa: BLE001 - its last word
-                traceback.print_exc()
-            finally:
-                os._exit(code)
-        theirs.close()
-        self._stream = self.channel.makefile("rwb")
-        self._all.add(self)
-
-    def fileno(self) -> int:
-        return self.channel.fileno()
-
-    def hear(self) -> list[Any] | None:
-        """What it says; None at its end."""
-        try:
-            line = self._stream.readline()
-        except ConnectionError:
-            line = b""
-        return json.loads(line) if line else None
-
-    def answer(self, order: str) -> None:
-        """Let it go on."""
-        self._stream.write(order.encode() + b"\n")
-        self._stream.flush()
-
-    def end(self, number: int | None = signal.SIGKILL) -> int:
-        """Wait for its end, which a signal may bring."""
-        if number is not None:
-            os.kill(self.pid, number)
-        self._all.discard(self)
-        code = os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
-        self._stream.close()
-        self.channel.close()
-        return code
-
-
 class Bench:
     """What all cells share: the world outside, and the ports."""
 
-    def __init__(self) -> None:
+    def __init__(self, make: "type[Cell]") -> None:
+        self._make = make
         self._held = [_bound(0), _bound(0)]  # bound and not listening: nobody else gets them
         self.ports = [held.getsockname()[1] for held in self._held]
         with closing(self.listener(0)) as listener:
@@ -133,7 +78,7 @@ class Bench:
         """Play one cell, and say what was seen."""
         self.cells += 1
         with private_folder() as folder:
-            cell = Cell(self, folder, told)
+            cell = self._make(self, folder, told)
             try:
                 cell.play()
             except Exception:  # noqa: BLE001 - the test shows it
@@ -155,6 +100,8 @@ class Cell:
         self._agent: Child | None = None
         self._environment: Child | None = None
         self._frozen: list[tuple[Child, str]] = []
+        self._more: list[Child] = []  # that are heard
+        self._gate: dict[str, Any] = {}  # of the agent, if it has one; see control.py
         self._over = False
         self.seen: dict[str, Any] = {
             "failed": "",
@@ -169,13 +116,19 @@ class Cell:
 
     def play(self) -> None:
         """From the first call to the acknowledgement."""
-        Environments(self._folder / "environments.sqlite3").close()
-        with closing(sqlite3.connect(self._folder / "environments.sqlite3")) as db:
-            db.executescript(_EFFECTS)
+        self._make_files()
         self._start_environment()
         self._start_agent()
         while not self._over:
             self._step()
+        self._look()
+
+    def _make_files(self) -> None:
+        Environments(self._folder / "environments.sqlite3").close()
+        with closing(sqlite3.connect(self._folder / "environments.sqlite3")) as db:
+            db.executescript(_EFFECTS)
+
+    def _look(self) -> None:
         self.seen["unreached"] = self._stops
         self.seen["effects"] = self._rows(
             "environments", "SELECT * FROM effect ORDER BY environment_id, revision, sequence"
@@ -205,6 +158,7 @@ class Cell:
             "epoch": self._epoch,
             "receipt": self._receipt,
             "clock_s": clocks_s[self._epoch % len(clocks_s)],
+            **self._gate,
         }
         self._agent = self._child(agent, told)
 
@@ -226,7 +180,7 @@ class Cell:
     def _step(self) -> None:
         """Hear one process, and answer."""
         frozen = [child for child, moment in self._frozen if not moment]
-        heard = [self._agent, self._environment, self._bench.outside, *frozen]
+        heard = [self._agent, self._environment, self._bench.outside, *self._more, *frozen]
         ready, _, _ = select.select([child for child in heard if child], [], [], _SILENT_S)
         if not ready:
             raise RuntimeError("nothing happens")
@@ -382,10 +336,10 @@ def _bound(port: int) -> socket.socket:
     return made
 
 
-def play_all() -> None:
+def play_all(make: type[Cell] = Cell) -> None:
     """Play each cell that standard input names, and print what was seen."""
     gc.freeze()  # children share what is there
-    bench = Bench()
+    bench = Bench(make)
     for line in sys.stdin:
         sys.stdout.write(json.dumps(bench.play(json.loads(line))) + "\n")
         sys.stdout.flush()

@@ -2,7 +2,7 @@
 """The processes of a cell: an agent, an environment server, and the world outside.
 
     agent          started      in a call, before it is opened
-                   begun        before an operation is sent
+                   begun        before an operation is sent, or the result is recorded
                    told         before, and taken: after its result was handed over
     environment    arrived      a request is here, and was not looked at
                    replied      it is done, and its answer has not left
@@ -26,6 +26,7 @@ from typing import Any, Final
 
 import uvicorn
 from fastapi import FastAPI
+from support.faults.control import Gated
 from support.faults.points import PointedDatabase, Points, label
 from support.faults.policy import sample
 from support.receiving import asking
@@ -102,12 +103,24 @@ def agent(points: Points, told: Mapping[str, Any]) -> None:
                 points.reach("begun", str(self.rollout.next))
             return await super().op(*arguments, **named)
 
+        async def complete(self, payload: Any) -> Any:
+            points.reach("begun", "complete")
+            return await super().complete(payload)
+
     vars(sessions)["Run"] = Begun
     asyncio.run(_agent(points, told))
 
 
 async def _agent(points: Points, told: Mapping[str, Any]) -> None:
-    call = Call(rollout_id=_ROLLOUT, claim_epoch=told["epoch"], worker_id="w", store_id=_STORE)
+    store_id = told.get("store_id", _STORE)
+    steps = Gated(points, told) if "state_dir" in told else None
+    call = Call(
+        rollout_id=_ROLLOUT,
+        claim_epoch=told["epoch"],
+        worker_id="w",
+        store_id=store_id,
+        steps=steps,
+    )
     async with AsyncExitStack() as stack:
         if (kept := _opened(points, told)) is None:
             return
@@ -149,7 +162,8 @@ def _opened(points: Points, told: Mapping[str, Any]) -> journal.Journal | None:
     path = Path(told["folder"], "journal.sqlite3")
     while True:
         try:
-            return journal.Journal(path, instance="agent", run="run", store_id=_STORE, now=now)
+            store_id = told.get("store_id", _STORE)
+            return journal.Journal(path, instance="agent", run="run", store_id=store_id, now=now)
         except CheckpointRefusal as refusal:
             if points.tell("refused", refusal.code, str(refusal)) != "again":
                 return None

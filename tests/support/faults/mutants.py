@@ -9,7 +9,19 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
-from rollout_router.checkpoint import environments, journal, receiver, rows, wire
+from support.faults import control
+
+from rollout_router.checkpoint import control as checkpoint_control
+from rollout_router.checkpoint import (
+    cut,
+    environments,
+    journal,
+    receiver,
+    records,
+    restoring,
+    rows,
+    wire,
+)
 from rollout_router.checkpoint.digests import canonical
 from rollout_router.checkpoint.tables import insert
 
@@ -105,6 +117,42 @@ def _numbers_again() -> None:
     setattr(rows.Rollout, "begun_anew", begun_anew)  # noqa: B010 - as above
 
 
+def _no_gate() -> None:
+    """An agent works behind a closed gate."""
+
+    setattr(control.Gated, "begin", lambda _: True)  # noqa: B010 - as above
+
+
+def _never_ahead() -> None:
+    """An environment stands where the journal does, whatever died between the two."""
+    real = records.agree
+
+    def agree(rollout: rows.Rollout, *told: Any) -> None:
+        real(replace(rollout, next=-1), *told)
+
+    vars(cut)["agree"] = agree
+
+
+def _epochs_of_another_store() -> None:
+    """A restore keeps the epochs that it finds."""
+    real = restoring.put_back
+
+    def put_back(db: sqlite3.Connection, archive: Any, **_: str) -> None:
+        real(db, archive, store_id=archive.manifest.store_id)
+
+    vars(checkpoint_control)["put_back"] = put_back
+
+
+def _no_result_carried() -> None:
+    """A restore brings back what goes on, and no results."""
+
+    def insert_some(db: sqlite3.Connection, table: str, fields: Any) -> None:
+        if table != "outbox" and fields.get("status") != "completed":
+            insert(db, table, fields)
+
+    vars(restoring)["insert"] = insert_some
+
+
 MUTANTS: Final[Mapping[str, Callable[[], None]]] = {
     "no repeats told": _no_repeats_told,
     "epoch in the id": _epoch_in_the_id,
@@ -113,4 +161,8 @@ MUTANTS: Final[Mapping[str, Callable[[], None]]] = {
     "no intents": _no_intents,
     "answers from memory": _answers_from_memory,
     "numbers again": _numbers_again,
+    "no gate": _no_gate,
+    "never ahead": _never_ahead,
+    "epochs of another store": _epochs_of_another_store,
+    "no result carried": _no_result_carried,
 }
