@@ -39,11 +39,13 @@ class Notebook:
     """Environments that are lists of lines; each operation adds its body, and answers them all.
 
     ``/raise`` and ``/fail`` add it too, and then do not answer it. ``/wait`` waits after adding.
+    While ``busy`` is set, each is refused with its status, headers and body, though added.
     """
 
     pages: dict[str, list[str]] = field(default_factory=dict)
     applied: list[tuple[str, str]] = field(default_factory=list)  # in the life of this process
     forgotten: list[str] = field(default_factory=list)
+    busy: tuple[int, list[tuple[bytes, bytes]], bytes] | None = None
     working: asyncio.Event = field(default_factory=asyncio.Event)
     go_on: asyncio.Event = field(default_factory=asyncio.Event)
 
@@ -61,6 +63,11 @@ class Notebook:
             await self.go_on.wait()
         if path == "/raise":
             raise RuntimeError("the world broke")
+        if self.busy is not None:
+            status, headers, body = self.busy
+            await send({"type": "http.response.start", "status": status, "headers": headers})
+            await send({"type": "http.response.body", "body": body})
+            return
         status = {"/fail": 503, "/refuse": 422}.get(path, 200)
         headers = [(b"content-type", b"application/json"), (b"x-two", b"1"), (b"x-two", b"\xe9")]
         await send({"type": "http.response.start", "status": status, "headers": headers})

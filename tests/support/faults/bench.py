@@ -197,6 +197,8 @@ class Cell:
             if code:
                 self.seen["refusals"].append(f"ended with {code}")
             self._start_agent()
+        elif child is self._environment and code in (0, -signal.SIGTERM):
+            self._start_environment()  # it could write no more, and asked for its end
         elif child is self._environment or child is self._bench.outside:
             raise RuntimeError(f"a server ended with {code}")
         else:

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -411,3 +412,55 @@ for number in range(10**9):
         assert {found.count(one) for one in set(found)} == {9}
         assert {f"{turn} {number}" for number in said} <= set(found)
         assert answered <= len(set(found)) <= answered + turn + 1  # one may have been on its way
+
+
+def test_f1_looking_at_a_file_drops_no_lock_that_this_process_holds_on_it(tmp_path: Path) -> None:
+    path = tmp_path / "it"
+    writing, other = threading.Event(), threading.Event()
+
+    def slowly(connection: sqlite3.Connection) -> None:
+        connection.execute("INSERT INTO line VALUES ('first')")
+        writing.set()
+        assert other.wait(60)
+
+    with closing(opened(path)) as first, ThreadPoolExecutor(1) as threads:
+        kept = threads.submit(first.write_now, slowly)
+        assert writing.wait(60)
+        opened(path).close()
+        intruder = child(
+            path,
+            """
+with sqlite3.connect(sys.argv[1], timeout=0, isolation_level=None) as db:
+    try:
+        db.execute("BEGIN IMMEDIATE")
+        print("in")
+    except sqlite3.OperationalError as error:
+        print(error)
+""",
+        )
+        said, _ = intruder.communicate(timeout=60)
+        other.set()
+        kept.result()
+        assert said == "database is locked\n"
+        assert lines(first) == {"first"}
+
+
+def test_who_can_write_no_more_says_so_once(tmp_path: Path) -> None:
+    script = """
+import resource
+said = []
+database = Database(
+    Path(sys.argv[1]), schema=sys.argv[2], version=1, what="it", code=sys.argv[3],
+    on_poisoned=lambda: said.append("poisoned"),
+)
+_, most = resource.getrlimit(resource.RLIMIT_FSIZE)
+resource.setrlimit(resource.RLIMIT_FSIZE, (0, most))
+for text in ("a", "b"):
+    try:
+        database.write_now(add(text))
+    except CheckpointRefusal:
+        pass
+print(said)
+"""
+    said, _ = child(tmp_path / "it", script).communicate(timeout=60)
+    assert said == "['poisoned']\n"

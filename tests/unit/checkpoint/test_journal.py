@@ -1,13 +1,16 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import sqlite3
+import subprocess
+import sys
 from collections.abc import Awaitable, Callable, Iterator
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.recording import DIGESTS, TASK, dump, journal_in, on_a_loop, opened, sql
+from support.recording import DIGESTS, TASK, dump, journal_in, on_a_loop, opened, refused, sql
 
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal, Opened
@@ -52,12 +55,6 @@ WRITES: dict[str, Write] = {
     "acknowledge": lambda journal, rollout: journal.acknowledge("r", rollout.claim_epoch, "x"),
     "check_receipt": lambda journal, rollout: journal.check_receipt("r", rollout.claim_epoch, "x"),
 }
-
-
-async def refused(code: str, work: Awaitable[Any]) -> None:
-    with pytest.raises(CheckpointRefusal) as refusal:
-        await work
-    assert refusal.value.code == code
 
 
 @pytest.mark.parametrize("name", WRITES)
@@ -273,3 +270,43 @@ async def test_what_nobody_knows_is_refused(journal: Journal) -> None:
     await refused("rollout_unknown", journal.acknowledge("r", 1, "x"))
     await refused("rollout_unknown", journal.check_receipt("r", 1, "x"))
     assert await journal.environments_of("r") == set()
+
+
+@on_a_loop
+async def test_a_result_is_told_whatever_the_loop_is_now(journal: Journal) -> None:
+    result = await journal.complete((await opened(journal)).rollout, {"a": 1})
+    for changed in ({"loop_digest": "new"}, {"configuration_digest": "new"}):
+        asked = {**DIGESTS, **changed}
+        assert await journal.open_rollout("r", 1, task=TASK, **asked) == result
+    await refused("task_changed", journal.open_rollout("r", 1, task="other", **DIGESTS))
+
+
+@on_a_loop
+async def test_a_result_is_not_acknowledged_by_who_never_had_it_and_frees_its_task(
+    folder: Path, journal: Journal
+) -> None:
+    result = await journal.complete((await opened(journal)).rollout, {"a": 1})
+    wrong = await refused("receipt_mismatch", journal.acknowledge("r", 1, "x"))
+    assert result.receipt not in wrong.message
+    await journal.acknowledge("r", 1, result.receipt)
+    assert sql(folder, "SELECT task FROM rollout") == [("null",)]
+    await refused("result_acknowledged", opened(journal, 2))
+
+
+def test_what_a_death_left_half_written_is_taken_back_by_a_command(folder: Path) -> None:
+    journal_in(folder).close()
+    path = folder / "journal.sqlite3"
+    script = """
+import os, signal, sqlite3, sys
+db = sqlite3.connect(sys.argv[1], isolation_level=None)
+db.execute("PRAGMA cache_size=1")
+db.execute("BEGIN IMMEDIATE")
+for n in range(200):
+    db.execute("INSERT INTO meta VALUES (?, ?)", (f"n{n}", "x" * 4000))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+    subprocess.run([sys.executable, "-c", script, str(path)], check=False)
+    assert path.with_name(f"{path.name}-journal").stat().st_size > 0
+    with closing(Journal.existing(path)) as found:
+        assert found.instance
+    assert sql(folder, "SELECT count(*) FROM meta") == [(3,)]

@@ -502,3 +502,63 @@ def test_a_copy_that_cannot_be_dropped_is_replaced(
         assert (await one.ask("/step", named(6, epoch=3), b"d")).body == b'["a", "b", "d"]'
 
     asyncio.run(run())
+
+
+PARKED = b'{"error": {"code": "checkpoint_parked"}}'
+
+
+@pytest.mark.parametrize("restart_only", [False, True])
+@pytest.mark.parametrize(
+    "busy",
+    [
+        (429, [], b"slowly"),
+        (503, [(b"retry-after", b"1")], b"later"),
+        (409, [(b"content-type", b"application/json")], PARKED),
+    ],
+    ids=["429", "503", "parked"],
+)
+def test_what_the_application_refuses_before_anything_happened_is_passed_on_and_not_kept(
+    server: Callable[..., Server], busy: tuple[int, Any, bytes], *, restart_only: bool
+) -> None:
+    async def run() -> None:
+        one = await made(server(restart_only=restart_only))
+        one.book.busy = busy
+        for _ in range(2):
+            answer = await one.ask("/step", named(6, epoch=3), b"c")
+            assert (answer.status, answer.body) == (busy[0], busy[2])
+            assert set(busy[1]) <= set(answer.headers)
+        one.book.busy = None
+        answer = await one.ask("/step", named(6, epoch=3), b"c")
+        assert (answer.status, answer.revision) == (200, 3)
+
+    asyncio.run(run())
+
+
+def test_bodies_on_their_way_count_too(
+    server: Callable[..., Server], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def run() -> None:
+        one = await made(server())
+        monkeypatch.setattr(receiver, "OPERATIONS_MAX", 1)
+        stuck = asyncio.Event()
+
+        async def receive() -> Message:
+            stuck.set()
+            message: Message = await asyncio.get_running_loop().create_future()
+            return message
+
+        headers = [(k.encode(), v.encode()) for k, v in named(6, epoch=3).items()]
+        scope = {"type": "http", "method": "POST", "path": "/step", "query_string": b""}
+        async with asyncio.TaskGroup() as tasks:
+            slow = tasks.create_task(one.app({**scope, "headers": headers}, receive, _nowhere))
+            await stuck.wait()
+            refused = await one.ask("/step", named(7, epoch=3), b"c")
+            assert refused.code == "environment_unavailable"
+            slow.cancel()
+        assert (await one.ask("/step", named(6, epoch=3), b"c")).status == 200
+
+    asyncio.run(run())
+
+
+async def _nowhere(message: Message) -> None:
+    raise AssertionError(f"nobody answers: {message}")

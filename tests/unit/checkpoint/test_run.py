@@ -129,6 +129,7 @@ async def test_an_intent_is_withdrawn_while_its_server_refuses(
     [
         (NotPerformed("no", retry_after_s=1.0), 0.5, 1),
         (Lost("cut"), 600.0, LOST_MAX),
+        (NotPerformed("it failed and was set back", tried=True), 600.0, LOST_MAX),
     ],
 )
 @on_a_loop
