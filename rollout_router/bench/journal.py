@@ -2,8 +2,8 @@
 """What an operation of an agent session costs beside its effect, which here is none.
 
 Three things are put side by side: a row of the same bytes written by a bare connection to SQLite
-with the same settings, one transaction each; the operation with its journal; and the loop with the
-journal switched off, which only awaits its effect.
+with the same settings, one transaction each; the operation with its journal; and the same operation
+with the journal switched off, which keeps its rows in memory.
 """
 
 import asyncio
@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -20,6 +20,7 @@ from rollout_router.bench.figures import Part, stage_table
 from rollout_router.bench.measure import Measured, Stage, run_rounds
 from rollout_router.checkpoint.effects import Performed
 from rollout_router.checkpoint.journal import Journal, Opened
+from rollout_router.checkpoint.rows import Recorded, Rollout
 from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.wire import Operation
 from rollout_router.tables import Table
@@ -67,6 +68,13 @@ def run_journal(
     return JournalCosts(rounds=rounds, file_system=file_system, stages=stages)
 
 
+class _Off(Journal):
+    """It keeps nothing."""
+
+    async def append(self, rollout: Rollout, row: Recorded) -> Rollout:
+        return replace(rollout, next=rollout.next + 1, head=row.chain or "")
+
+
 class _Bench:
     def __init__(self, folder: Path) -> None:
         self._runner = asyncio.Runner()
@@ -74,6 +82,7 @@ class _Bench:
         self._journal = Journal(
             folder / "journal.sqlite3", instance="agent", run="bench", store_id="store"
         )
+        self._off = _Off(folder / "off.sqlite3", instance="agent", run="bench", store_id="store")
         self._bare = sqlite3.connect(folder / "bare.sqlite3", isolation_level=None)
         for statement in (
             "PRAGMA journal_mode=TRUNCATE",
@@ -86,6 +95,7 @@ class _Bench:
         """Give everything back."""
         self._bare.close()
         self._journal.close()
+        self._off.close()
         self._runner.close()
 
     def stages(self, size: int) -> list[Stage]:
@@ -112,7 +122,7 @@ class _Bench:
             stage("operation", lambda: _operations(self._run(), value)),
             stage("operation_together", lambda: _together(self._runs(), value)),
             stage("operation_replayed", lambda: _operations(self._recorded(value), value)),
-            stage("journal_off", lambda: _effects(value)),
+            stage("journal_off", lambda: _operations(self._unrecorded(), value)),
         ]
 
     def _insert(self, value: str) -> None:
@@ -131,6 +141,10 @@ class _Bench:
     def _recorded(self, value: str) -> Run:
         self._runner.run(_operations(self._run(), value))
         return self._opened(2)
+
+    def _unrecorded(self) -> Run:
+        run = self._run()
+        return Run(self._off, run.rollout, ())
 
     def _opened(self, claim_epoch: int) -> Run:
         opened = self._runner.run(
@@ -161,11 +175,3 @@ async def _operation(run: Run, number: int, value: str) -> None:
         return Performed(value=value)
 
     await run.op("effect", {"number": number}, effect, effect="resample")
-
-
-async def _effects(value: str) -> None:
-    async def effect() -> Performed:
-        return Performed(value=value)
-
-    for _ in range(_OPERATIONS):
-        await effect()

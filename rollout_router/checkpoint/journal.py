@@ -154,22 +154,7 @@ class Journal:
                 ``chain_broken`` of a result, or the journal's own. It is as it was.
         """
         asked = (canonical(task), loop_digest, configuration_digest)
-        new = Rollout(
-            rollout_id=rollout_id,
-            claim_epoch=claim_epoch,
-            attempt=1,
-            restarts=0,
-            status="open",
-            reason="",
-            task=asked[0],
-            loop_digest=loop_digest,
-            configuration_digest=configuration_digest,
-            first=1,
-            next=1,
-            head="",
-            reopened=0,
-            changed_at=self.now(),
-        )
+        new = _begun(rollout_id, claim_epoch, asked, at=self.now())
 
         def change(db: sqlite3.Connection) -> Opened | Completed:
             found = rollout_of(db, rollout_id)
@@ -388,3 +373,24 @@ class Journal:
 
     def _bind(self, db: sqlite3.Connection) -> None:
         db.executemany("INSERT INTO meta VALUES (?, ?)", self._unbound(db).items())
+
+
+def _begun(rollout_id: str, claim_epoch: int, asked: tuple[str, str, str], *, at: str) -> Rollout:
+    """A rollout that recorded nothing; its chain begins when it is known how often it began."""
+    task, loop_digest, configuration_digest = asked
+    return Rollout(
+        rollout_id=rollout_id,
+        claim_epoch=claim_epoch,
+        attempt=1,
+        restarts=0,
+        status="open",
+        reason="",
+        task=task,
+        loop_digest=loop_digest,
+        configuration_digest=configuration_digest,
+        first=1,
+        next=1,
+        head="",
+        reopened=0,
+        changed_at=at,
+    )

@@ -183,8 +183,8 @@ def test_a_run_that_was_parked_ends_with_the_bytes_of_one_that_never_was(trio: T
 
 def test_a_run_whose_checkpoint_fell_silent_goes_on_by_itself(trio: Trio) -> None:
     waiting, call = trio.held("silent", "step 2")
-    flags = ("--budget-seconds", "1", "--wait-seconds", "0")
-    assert trio.checkpoint("prepare", "k2", *flags).exit_code == 1
+    flags = ("--budget-seconds", "5", "--wait-seconds", "0")
+    assert trio.checkpoint("prepare", "k2", *flags).exit_code in (1, 4)  # 4: it is over already
     trio.control.unhold("silent")
     call.answer()
     answer = waiting.result()  # nobody resumed it
@@ -221,3 +221,26 @@ def test_a_kill_while_a_checkpoint_is_prepared_changes_nothing_of_it(
     trio.resume(checkpoint_id)
     assert phase(trio, checkpoint_id) == (True, "resumed")
     assert_as_if_nothing_had_happened(trio, trio.finish(rollout_id), rollout_id)
+
+
+@pytest.mark.long
+def test_a_rollout_begins_again_when_its_restart_only_environment_dies(trio: Trio) -> None:
+    reference = trio.reference()
+    trio.kill("environment")
+    trio.restart_only = True
+    try:
+        trio.restart("environment")
+        waiting, call = trio.held("anew", "step 2")
+        trio.kill_owner("environment", "anew")
+        call.close()
+        trio.control.unhold("anew")
+        assert payload_of(waiting.result()) == reference
+        session = trio.session("anew")["session"]
+        assert (session["restarts"], session["reason"]) == (1, "")
+        rows = trio.session("anew")["operations"]
+        assert rows[0]["sequence"] > 1
+        assert [row["kind"] for row in rows[:2]] == ["seed", "model"]
+    finally:
+        trio.kill("environment")
+        trio.restart_only = False
+        trio.restart("environment")

@@ -56,6 +56,7 @@ class Trio:
         self._names = (str(number) for number in itertools.count())
         self._references: dict[str, str] = {}
         self._killed: set[int] = set()
+        self.restart_only = False  # the environment server, from its next start on
         self._deploy()
 
     @property
@@ -263,6 +264,7 @@ class Trio:
                 "TEST_CONTROL": str(self.control.path),
                 "TEST_SAMPLES": str(self.folder / "samples"),
                 "TOOL_ENVIRONMENT_FILE": str(self.environments),
+                "TOOL_ENVIRONMENT_RESTART_ONLY": "1" if self.restart_only else "",
                 "TOOL_AGENT_STATE_DIR": str(kept / "state"),
                 "TOOL_AGENT_JOURNAL": str(self.journal),
                 "TOOL_AGENT_RUN": RUN,

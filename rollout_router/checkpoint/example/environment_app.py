@@ -1,7 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """The environment server: ``serve --app rollout_router.checkpoint.example.environment_app:app``.
 
-``TOOL_ENVIRONMENT_FILE`` names the file that its environments are kept in.
+``TOOL_ENVIRONMENT_FILE`` names the file that its environments are kept in. With
+``TOOL_ENVIRONMENT_RESTART_ONLY`` set their states are not: what a process held goes with it, and
+the rollouts begin again from their input.
 """
 
 import asyncio
@@ -39,7 +41,8 @@ class EnvironmentApp:
         environments = await asyncio.to_thread(Environments, path, on_poisoned=asking_to_end())
         try:
             app, worlds = create_environment()
-            self._receiver = Receiver(app, environments, state=worlds, creates=_makes)
+            state = None if self._told.get("TOOL_ENVIRONMENT_RESTART_ONLY") else worlds
+            self._receiver = Receiver(app, environments, state=state, creates=_makes)
             await self._receiver(scope, receive, send)
         finally:
             self._receiver = None

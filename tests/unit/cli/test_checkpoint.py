@@ -66,8 +66,8 @@ def place(original: Place) -> Iterator[Place]:
 
 
 def test_a_checkpoint_is_taken_and_looked_at(place: Place) -> None:
-    prepared = place.json("prepare", "c1", "--budget-seconds", "90", "--wait-seconds", "0")
-    assert 80 < prepared.pop("seconds_left") <= 90
+    prepared = place.json("prepare", "c1", "--budget-seconds", "3600", "--wait-seconds", "0")
+    assert 0 < prepared.pop("seconds_left") <= 3600
     assert prepared.pop("changed_at")
     assert prepared == {"checkpoint_id": "c1", "phase": "prepared", "blockers": []}
 
