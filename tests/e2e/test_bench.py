@@ -160,6 +160,7 @@ def test_the_figures_of_claims_are_printed_for_people() -> None:
         assert word in done.stdout
 
 
+@pytest.mark.long  # as above; what each part does is tested with the part
 def test_each_client_of_the_hop_is_compared_with_a_bare_connection() -> None:
     done = run("--json", "--only", "hop", "--rounds", "1")
     assert done.returncode == 0, done.stderr
@@ -190,6 +191,7 @@ def test_forwarded_requests_are_compared_with_those_that_are_served_where_they_a
         assert bound in [target["bound"] for target in document["targets"]]
 
 
+@pytest.mark.long  # as above
 def test_each_start_is_compared_with_the_least_that_could_do_the_same() -> None:
     done = run("--json", "--only", "start", "--rounds", "1")
     document = json.loads(done.stdout)

@@ -71,11 +71,8 @@ PHASES: Final = {  # as they are said to be then, and after a budget that ended
 }
 LEFT_OUT: Final = {("resumed", "expire"): "a checkpoint that was resumed has no budget"}
 EVERYDAY: Final[set[tuple[str, ...]]] = {
-    ("call", "preparing", "agent", "resume"),
     ("verify", "preparing", "environment", "resume"),
-    ("text", "records written", "environment", "expire"),
     ("close", "linked", "agent", "expire"),
-    ("complete", "committed", "agent", "resume"),
     ("seed", "restored", "environment", "resume"),
 }
 CELLS: Final[list[tuple[str, ...]]] = [

@@ -82,7 +82,11 @@ def ran(
     [
         (Shell("true", dialects=BOTH), "the harness called no model"),
         (Shell(""), "the harness cannot be started"),
-        (Shell("true", odd=AttributeError("get")), "what the run left cannot be read: Attri"),
+        pytest.param(
+            Shell("true", odd=AttributeError("get")),
+            "what the run left cannot be read: Attri",
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["calls nobody", "does not start", "is odd"],
 )
@@ -106,7 +110,7 @@ def test_a_run_that_fails_is_a_finding_and_the_others_go_on(
         assert (folder / "pi-chat-faults-full" / "gateway.log").exists()
 
 
-@pytest.mark.parametrize("how", ["", "setsid "])
+@pytest.mark.parametrize("how", [pytest.param("", marks=pytest.mark.long), "setsid "])
 def test_what_a_harness_leaves_running_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:
