@@ -247,6 +247,21 @@ async def test_a_client_that_leaves_closes_nothing_and_the_next_call_goes_on(
     assert set(servers.world.applied.values()) == {1}
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 410])
+@on_a_loop
+async def test_a_model_server_that_is_not_the_right_one_is_named_at_once_and_never_a_sample(
+    folder: Path, status: int
+) -> None:
+    wrong = (status, '{"error": {"message": "no such model"}}', {})
+    servers = Servers({"model": [wrong]})
+    async with agent_with(folder, servers) as app:
+        answered, told = await ask(app)
+        message = json.loads(told)["error"]["message"]
+        assert (answered, servers.asked.count("model")) == (503, 1)
+        assert f"{status}: no such model" in message
+        assert sql(folder, "SELECT status, next FROM rollout") == [("open", 2)]
+
+
 @on_a_loop
 async def test_a_model_that_refuses_the_conversation_ends_it_and_it_says_so(folder: Path) -> None:
     servers = Servers({"model": [(400, '{"error":{"code":"context_length"}}', {})]})
