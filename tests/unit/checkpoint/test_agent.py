@@ -12,7 +12,7 @@ import pytest
 from aiohttp import web
 from fastapi import FastAPI
 from support.folders import private_folder
-from support.recording import TASK, World, dump, on_a_loop, said_after
+from support.recording import TASK, World, dump, on_a_loop, said_after, sql
 
 from rollout_router.asgi import Message
 from rollout_router.call import CALL_KEY, Call
