@@ -67,11 +67,11 @@ class Player:
         body, cookies = asked.request["body"], asked.request["cookies"]
         answer = await self._model.post(operation, path, body, cookies=cookies)
         if answer.status not in _SAMPLED:
+            why = error_of(answer.document)[1] or repr(answer.document)
             raise CheckpointRefusal(
                 "operation_unavailable",
                 f"rollout {operation.rollout_id}: the model server refuses {path} with"
-                f" {answer.status}: {error_of(answer.document)[1] or answer.document!r:.300}; the"
-                " next call goes on from there",
+                f" {answer.status}: {why:.300}; the next call goes on from there",
                 rollout_id=operation.rollout_id,
                 claim_epoch=operation.claim_epoch,
             )

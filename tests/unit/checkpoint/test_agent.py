@@ -252,7 +252,7 @@ async def test_a_client_that_leaves_closes_nothing_and_the_next_call_goes_on(
 async def test_a_model_server_that_is_not_the_right_one_is_named_at_once_and_never_a_sample(
     folder: Path, status: int
 ) -> None:
-    wrong = (status, '{"error": {"message": "no such model"}}', {})
+    wrong: Any = (status, '{"error": {"message": "no such model"}}', {})
     servers = Servers({"model": [wrong]})
     async with agent_with(folder, servers) as app:
         answered, told = await ask(app)
