@@ -16,6 +16,9 @@ from support.gateway import client_of, stopped, wait_until
 from support.trio import MESSAGE, Service, Trio, payload_of, prompted
 
 MOMENTS = {
+    "seeding": "seed",
+    "seeded": "seed#done",
+    "first call": "responses",
     "model call": "responses 2",
     "sampled": "responses#done 2",
     "before a step": "step 2",
