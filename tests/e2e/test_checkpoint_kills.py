@@ -41,6 +41,8 @@ KILLS = [
     for what in ("worker", "service")
     for service in get_args(Service)
     for moment in MOMENTS
+    # No worker of the model owns the rollout before its first call.
+    if (what, service) != ("worker", "model") or not moment.startswith("seed")
 ]
 
 
