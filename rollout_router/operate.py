@@ -28,6 +28,7 @@ from rollout_router.claims import (
     Verdict,
     hold_gate,
     release_gate,
+    renew_gate,
     write_gate,
 )
 
@@ -37,11 +38,14 @@ __all__ = [
     "AdmissionHeld",
     "Blocker",
     "WorkerSilent",
+    "ask_admission",
+    "check_budget",
     "close_admission",
     "drain",
     "hold_admission",
     "open_admission",
     "release_admission",
+    "renew_admission",
     "status_of",
 ]
 
@@ -131,15 +135,49 @@ def hold_admission(
         AdmissionHeld: somebody else closed it. The gate is as it was, as with all others.
         StoreRefused, StoreUnavailable, ValueError: see the message.
     """
+    check_budget(budget_s, wait_s)
+    store = FileClaimStore.inspect(state_dir)
+    hold_gate(store.state_dir, by=by, why=why, budget_s=budget_s, now=now)
+    return _blockers(store, wait_s)
+
+
+def check_budget(budget_s: float, wait_s: float = 0.0) -> None:
+    """Check what :func:`hold_admission` would be asked.
+
+    Raises:
+        ValueError: they are out of their bounds.
+    """
     _check_wait(wait_s)
     if not (0 < budget_s <= WAIT_S_MAX and wait_s <= budget_s):
         raise ValueError(
             f"a budget is above 0, at least the wait ({wait_s} s) and at most {WAIT_S_MAX:.0f}"
             f" seconds, not {budget_s}"
         )
-    store = FileClaimStore.inspect(state_dir)
-    hold_gate(store.state_dir, by=by, why=why, budget_s=budget_s, now=now)
-    return _blockers(store, wait_s)
+
+
+def ask_admission(state_dir: Path, *, wait_s: float = 0.0) -> tuple[Blocker, ...]:
+    """Wait until nothing is in hand behind a gate that somebody closed, and change nothing.
+
+    Returns as :func:`close_admission` does. A worker that lets requests in is silent.
+
+    Raises:
+        StoreRefused, StoreUnavailable, ValueError: see the message.
+    """
+    _check_wait(wait_s)
+    return _blockers(FileClaimStore.inspect(state_dir), wait_s)
+
+
+def renew_admission(
+    state_dir: Path, *, by: str, budget_s: float, now: Callable[[], Moment] = Moment.now
+) -> bool:
+    """Begin the budget of what *by* holds anew, asking nobody: whether it held it without a break.
+
+    Raises:
+        StoreRefused, StoreUnavailable, ValueError: the gate is as it was.
+    """
+    check_budget(budget_s)
+    state_dir = FileClaimStore.inspect(state_dir).state_dir
+    return renew_gate(state_dir, by=by, budget_s=budget_s, now=now)
 
 
 def release_admission(state_dir: Path, *, by: str) -> bool:

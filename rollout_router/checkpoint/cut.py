@@ -3,26 +3,36 @@
 
 Each is consistent in itself: its operations are read at one moment, and its environments must stand
 at the revisions that these recorded. Rollouts share nothing, so no moment is common to them.
+
+What a restore would refuse is not published: a damaged rollout is kept as one that is set aside.
 """
 
 import json
 import sqlite3
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Final
 
 from rollout_router.checkpoint.boundary import boundary_of, revisions_of
 from rollout_router.checkpoint.environment_server import EnvironmentServer, unnamed
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.manifest import Deliverable, Heading
-from rollout_router.checkpoint.records import Kept, agree
+from rollout_router.checkpoint.records import Kept, agree, parse
 from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole
 from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.tables import outbox_of, rollout_of, rows_of
 from rollout_router.checkpoint.tool_session import SessionTask
 
 __all__ = ["Cut", "boundary_document"]
+
+_DAMAGE: Final = frozenset({"gap", "chain_broken", "receipt_mismatch", "unknown_schema"})
+"""What is wrong with one rollout, and no matter to the others."""
+
+_IN_SCOPE: Final[Mapping[str, str]] = {
+    "restart": "restart_in_scope",
+    "quarantined": "quarantined_in_scope",
+}
 
 
 class Cut:
@@ -50,7 +60,7 @@ class Cut:
         )
 
     def __iter__(self) -> Iterator[Kept]:
-        """Each rollout; one that is set aside is left out.
+        """Each rollout.
 
         Raises:
             CheckpointRefusal: as :meth:`Checkpoints.commit`.
@@ -60,21 +70,20 @@ class Cut:
             ids = self._journal.database.read(_ids)
         for rollout_id in ids:
             kept = self._kept(rollout_id)
-            if kept is not None:
-                self._count(kept)
-                yield kept
+            self._count(kept)
+            yield kept
 
     def _count(self, kept: Kept) -> None:
         rollout_id = kept.rollout.rollout_id
         if self._scope is not None and kept.kind != "open":
-            code = "restart_in_scope" if kept.kind == "restart" else "completed_in_scope"
+            code = _IN_SCOPE.get(kept.kind, "completed_in_scope")
             raise _refused(code, kept.rollout, f"it is asked to go on, and it is {kept.kind}")
         if kept.kind == "restart":
             self._restarts.append(rollout_id)
         if kept.kind == "completed" and kept.receipt is not None:
             self._deliverable.append(Deliverable(rollout_id=rollout_id, receipt=kept.receipt))
 
-    def _kept(self, rollout_id: str) -> Kept | None:
+    def _kept(self, rollout_id: str) -> Kept:
         def look(
             db: sqlite3.Connection,
         ) -> tuple[Rollout | None, tuple[Recorded, ...], tuple[str, str | None] | None]:
@@ -87,18 +96,15 @@ class Cut:
                 f"rollout {rollout_id}: this journal does not know it",
                 rollout_id=rollout_id,
             )
-        if rollout.status == "quarantined":
-            if self._scope is not None:
-                raise _refused("quarantined_in_scope", rollout, f"set aside: {rollout.reason}")
-            return None
-        if rollout.status == "open":
-            return self._going_on(rollout, rows)
-        receipt, payload = outbox or (None, None)
-        kind = rollout.status
-        return Kept(kind=kind, rollout=rollout, receipt=receipt, payload=payload)
+        try:
+            kept = _ended(rollout, rows, outbox)
+        except CheckpointRefusal as refusal:
+            if self._scope is not None or refusal.code not in _DAMAGE:
+                raise
+            kept = _aside(rollout, rows, refusal.code)
+        return kept or self._going_on(rollout, rows)
 
     def _going_on(self, rollout: Rollout, rows: tuple[Recorded, ...]) -> Kept:
-        check_whole(rollout, rows)
         copies = []
         for environment_id in revisions_of(rows):
             if self._server is None:  # it may be alive somewhere: nobody gave it up
@@ -132,6 +138,25 @@ def boundary_document(
 def _ids(db: sqlite3.Connection) -> list[str]:
     """Of all rollouts; the rest of each is read in its turn."""
     return [row[0] for row in db.execute("SELECT rollout_id FROM rollout ORDER BY 1")]
+
+
+def _ended(
+    rollout: Rollout, rows: Sequence[Recorded], outbox: tuple[str, str | None] | None
+) -> Kept | None:
+    """What is kept of a rollout that does not go on; None of one that does, and is whole."""
+    if rollout.status == "open":
+        check_whole(rollout, rows)
+        return None
+    if rollout.status == "quarantined":
+        return _aside(rollout, rows, rollout.reason)
+    receipt, payload = outbox or (None, None)
+    kept = Kept(kind=rollout.status, rollout=rollout, receipt=receipt, payload=payload)
+    return parse(kept.line())
+
+
+def _aside(rollout: Rollout, rows: Sequence[Recorded], code: str) -> Kept:
+    aside = rollout.set_aside(code, max((row.sequence for row in rows), default=0))
+    return Kept(kind="quarantined", rollout=aside, reason=code)
 
 
 def _refused(code: str, rollout: Rollout, why: str) -> CheckpointRefusal:

@@ -2,8 +2,10 @@
 """Export, import and removal of one environment over HTTP, for who makes and restores checkpoints.
 
     GET     the document of what is recorded, in one read: state, reply and revision belong together
-    PUT     record a document under its original id, where there is none; the same again is fine
-    DELETE  remove it for good; late repeats of its operations are refused
+    PUT     record a document under its original id, where there is none: 201 with the name of the
+            import; the same again is fine: 204
+    DELETE  remove it for good; late repeats of its operations are refused. With ``?import=<name>``
+            it is as if it never had been imported, unless it was used since
 
 A document is checked whole before anything changes: its digest, its schema, each field and its
 type; it has no other fields. With ``?store_id=`` it follows the claims of another store from then
@@ -68,9 +70,9 @@ class EnvironmentControl:
             body = await whole_body(receive, bytes_max=DOCUMENT_BYTES_MAX)
             if body is None:
                 return None
-            return await self._import(environment_id, body, _store_in(scope))
+            return await self._import(environment_id, body, _named_in(scope, "store_id"))
         if method == "DELETE":
-            return await self._forget(environment_id)
+            return await self._forget(environment_id, _named_in(scope, "import"))
         raise Refusal("bad_request", f"an environment knows GET, PUT and DELETE, not {method}")
 
     async def _export(self, environment_id: str) -> Reply:
@@ -93,12 +95,17 @@ class EnvironmentControl:
             read_document, body, environment_id=environment_id, store_id=store_id
         )
         async with self._held.alone(environment_id):
-            await self._environments.restore(environment)
-        return _answer(204, b"")
+            made = await self._environments.restore(environment)
+        if made is None:
+            return _answer(204, b"")
+        return _answer(201, canonical({"import": made}).encode())
 
-    async def _forget(self, environment_id: str) -> Reply:
+    async def _forget(self, environment_id: str, made: str | None) -> Reply:
         async with self._held.alone(environment_id):
-            await self._environments.forget(environment_id)
+            if made is None:
+                await self._environments.forget(environment_id)
+            else:
+                await self._environments.take_back(environment_id, made)
             self._held.drop(environment_id)
         return _answer(204, b"")
 
@@ -237,17 +244,17 @@ def _text(base64: str) -> str:
     return b64decode(base64, validate=True).decode("latin-1")
 
 
-def _store_in(scope: Scope) -> str | None:
-    """The store that a query names.
+def _named_in(scope: Scope, name: str) -> str | None:
+    """What a query gives *name*.
 
     Raises:
-        Refusal: ``bad_request``: it names none of a store's form, or anything else.
+        Refusal: ``bad_request``: it has another form, or the query says anything else.
     """
     query = parse_qs(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-    stores = query.pop("store_id", [])
-    if query or len(stores) > 1 or not all(IDENTIFIER.fullmatch(store) for store in stores):
-        raise Refusal("bad_request", "an import takes ?store_id=<store id>, once, and nothing else")
-    return stores[0] if stores else None
+    values = query.pop(name, [])
+    if query or len(values) > 1 or not all(IDENTIFIER.fullmatch(one) for one in values):
+        raise Refusal("bad_request", f"this takes ?{name}=<id>, once, and nothing else")
+    return values[0] if values else None
 
 
 def _answer(status: int, body: bytes) -> Reply:

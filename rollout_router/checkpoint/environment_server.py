@@ -59,15 +59,31 @@ class EnvironmentServer:
         found: Mapping[str, Any] = json.loads(raw)
         return found
 
-    def restore(self, document: Mapping[str, Any], *, store_id: str) -> None:
+    def restore(self, document: Mapping[str, Any], *, store_id: str) -> str | None:
         """Give it a copy, under its own id and fenced by *store_id* from now on. Again is fine.
+
+        Returns:
+            The name of this import, where it made the environment; None where it was there.
 
         Raises:
             CheckpointRefusal: ``environment_unreachable``, ``restore_conflict``: it has another
                 environment of that id; or ``manifest_damaged``.
         """
         path = f"{document['environment_id']}?store_id={store_id}"
-        self._ask("PUT", path, json.dumps(document).encode())
+        raw = self._ask("PUT", path, json.dumps(document).encode())
+        try:
+            return str(json.loads(raw)["import"]) if raw else None
+        except (ValueError, KeyError, TypeError) as error:
+            raise self._unreachable(f"PUT {path} answered {raw[:300]!r}") from error
+
+    def take_back(self, environment_id: str, made: str) -> None:
+        """Undo the import of that name, as if it never had been. Nothing where it is undone.
+
+        Raises:
+            CheckpointRefusal: ``environment_unreachable``; ``restore_conflict``: the environment
+                was used since, and stays.
+        """
+        self._ask("DELETE", f"{environment_id}?import={made}", None)
 
     def _ask(self, method: str, path: str, body: bytes | None) -> bytes:
         """The body of an answer that is none of a refusal."""

@@ -204,16 +204,19 @@ class Environments:
             lambda connection: _change(connection, before, "UPDATE environment SET lost = 1")
         )
 
-    async def restore(self, environment: Environment) -> None:
+    async def restore(self, environment: Environment) -> str | None:
         """Record it where there is none of its id; where it is recorded already, nothing.
 
         Its fence is no lower than that of a removed one of the same store.
+
+        Returns:
+            The name of the import, for :meth:`take_back`; None where it was recorded already.
 
         Raises:
             CheckpointRefusal: ``restore_conflict``: another one has its id; it is as it was.
         """
 
-        def change(connection: sqlite3.Connection) -> None:
+        def change(connection: sqlite3.Connection) -> str | None:
             found = _look(connection, environment.environment_id, None)
             if isinstance(found, Environment):
                 fence = max(found.claim_epoch, environment.claim_epoch)
@@ -224,12 +227,34 @@ class Environments:
                         f" {found.revision}: remove it first, or leave it",
                         rollout_id=found.rollout_id,
                     )
-                return
+                return None
             floor = 0
             if found is not None and found.store_id == environment.store_id:
                 floor = found.claim_epoch
             epoch = max(floor, environment.claim_epoch)
-            _add(connection, replace(environment, claim_epoch=epoch))
+            # What is left of a removed one stays below it, for who takes it back.
+            return _import_of(_insert(connection, replace(environment, claim_epoch=epoch)))
+
+        return await self._database.write(change)
+
+    async def take_back(self, environment_id: str, made: str) -> None:
+        """Undo the import *made*, as if it never had been; nothing where there is no environment.
+
+        Raises:
+            CheckpointRefusal: ``restore_conflict``: it was used since, or is another one.
+        """
+
+        def change(connection: sqlite3.Connection) -> None:
+            found = _look(connection, environment_id, None)
+            if not isinstance(found, Environment):
+                return
+            if _import_of(found) != made or found.lost:
+                raise CheckpointRefusal(
+                    "restore_conflict",
+                    f"environment {environment_id} was used since it was imported: it stays",
+                    rollout_id=found.rollout_id,
+                )
+            connection.execute("DELETE FROM environment WHERE number = ?", (found.number,))
 
         await self._database.write(change)
 
@@ -299,11 +324,20 @@ def _written(environment: Environment) -> tuple[str | int | bytes | None, ...]:
     )
 
 
+def _import_of(environment: Environment) -> str:
+    """The name of its import while nobody used it: any use changes revision or fence."""
+    return f"{environment.number}-{environment.revision}-{environment.claim_epoch}"
+
+
 def _add(connection: sqlite3.Connection, environment: Environment) -> Environment:
-    number = connection.execute(_ADD, _written(environment)).lastrowid
     connection.execute(
         "DELETE FROM forgotten WHERE environment_id = ?", (environment.environment_id,)
     )
+    return _insert(connection, environment)
+
+
+def _insert(connection: sqlite3.Connection, environment: Environment) -> Environment:
+    number = connection.execute(_ADD, _written(environment)).lastrowid
     if number is None:
         raise AssertionError("an INSERT has a row")
     return replace(environment, number=number)

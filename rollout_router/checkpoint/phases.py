@@ -15,33 +15,49 @@ from rollout_router.checkpoint.errors import CheckpointRefusal
 
 __all__ = ["ACTIVE", "TRANSITIONS", "Checkpoint", "Event", "Phase", "after", "follow"]
 
-Phase = Literal["none", "preparing", "prepared", "committed", "restored", "resumed", "abandoned"]
-Event = Literal["prepare", "quiet", "commit", "restore", "resume", "expire"]
+Phase = Literal[
+    "none",
+    "preparing",
+    "prepared",
+    "committed",
+    "restoring",
+    "restored",
+    "resumed",
+    "abandoned",
+    "unknown",  # never written: for people, where an archive cannot be read
+]
+Event = Literal["prepare", "renew", "quiet", "commit", "restore", "put_back", "resume", "expire"]
 
 TRANSITIONS: Final[Mapping[tuple[Phase, Event], Phase]] = {
     ("none", "prepare"): "preparing",
     ("preparing", "prepare"): "preparing",  # its budget begins anew
-    ("prepared", "prepare"): "preparing",  # likewise, and quiet is waited for anew
+    ("prepared", "prepare"): "preparing",  # the gate was opened: quiet is waited for anew
+    ("prepared", "renew"): "prepared",  # it was not: its budget begins anew
+    ("committed", "renew"): "committed",
     ("preparing", "quiet"): "prepared",
     ("prepared", "commit"): "committed",
     ("committed", "commit"): "committed",  # the same manifest again
     ("resumed", "commit"): "resumed",  # likewise
-    ("none", "restore"): "restored",
+    ("none", "restore"): "restoring",
+    ("restoring", "restore"): "restoring",  # whoever began it died
+    ("restoring", "put_back"): "restored",
     ("restored", "restore"): "restored",
     ("resumed", "restore"): "resumed",
     ("preparing", "resume"): "abandoned",
     ("prepared", "resume"): "abandoned",
     ("abandoned", "resume"): "abandoned",
     ("committed", "resume"): "resumed",
+    ("restoring", "resume"): "none",  # nothing was brought back, and all of it may be later
     ("restored", "resume"): "resumed",
     ("resumed", "resume"): "resumed",
     ("preparing", "expire"): "abandoned",
     ("prepared", "expire"): "abandoned",
     ("committed", "expire"): "resumed",
+    ("restoring", "expire"): "none",
     ("restored", "expire"): "resumed",
 }
 
-ACTIVE: Final = frozenset({"preparing", "prepared", "committed", "restored"})
+ACTIVE: Final = frozenset({"preparing", "prepared", "committed", "restoring", "restored"})
 """The phases in which a checkpoint holds the gate; one at a time does."""
 
 _LASTING: Final = frozenset({"committed", "restored", "resumed"})
@@ -51,6 +67,8 @@ _LASTING: Final = frozenset({"committed", "restored", "resumed"})
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """What a journal knows of one checkpoint. It is never forgotten: its id is used once.
+
+    A restore that brought nothing back leaves nothing, and may be begun again.
 
     Without more than an id it is one that never began.
     """
@@ -85,6 +103,12 @@ def follow(checkpoint_id: str, phase: Phase, event: Event) -> Phase:
             "checkpoint_abandoned",
             f"checkpoint {checkpoint_id} was abandoned, by a resume or because its budget was over:"
             " nothing is ever published under this id; begin another one",
+        )
+    if event == "put_back":
+        raise CheckpointRefusal(
+            "checkpoint_phase",
+            f"checkpoint {checkpoint_id} was resumed or its budget was over before all was brought"
+            " back: nothing was restored; restore it again, with a longer budget",
         )
     known = "not known here" if phase == "none" else phase
     raise CheckpointRefusal(

@@ -5,6 +5,8 @@
     restart       it begins again from its input: an environment cannot be carried over
     completed     its result waits to be acknowledged: it is delivered again, never run again
     acknowledged  its result was taken: it never runs again either
+    quarantined   it is set aside, or was found damaged: it stays so, and none of it is kept but a
+                  number that is above all that it used
 
 Whatever is not exactly such a line is refused.
 """
@@ -23,13 +25,14 @@ from rollout_router.checkpoint.tool_session import SessionTask
 
 __all__ = ["Kept", "Kind", "agree", "parse"]
 
-Kind = Literal["open", "restart", "completed", "acknowledged"]
+Kind = Literal["open", "restart", "completed", "acknowledged", "quarantined"]
 SCHEMA: Final = 1
 _FORMS: Final[Mapping[Kind, tuple[Status, frozenset[str]]]] = {
     "open": ("open", frozenset({"rows", "environments", "boundary"})),
     "restart": ("open", frozenset({"reason"})),
     "completed": ("completed", frozenset({"receipt", "payload"})),
     "acknowledged": ("acknowledged", frozenset({"receipt"})),
+    "quarantined": ("quarantined", frozenset({"reason"})),
 }
 """The status of a rollout of each kind, and what is kept of it besides; open: as far as it has."""
 
@@ -47,7 +50,7 @@ class Kept:
     boundary: Mapping[str, Any] | None = None
     receipt: str | None = None
     payload: str | None = None
-    reason: str = ""  # why it begins again: a code
+    reason: str = ""  # why it begins again or is set aside: a code
     schema: int = field(default=SCHEMA)
 
     def line(self) -> bytes:
@@ -73,6 +76,10 @@ def parse(line: bytes) -> Kept:
             check_whole(kept.rollout, kept.rows)
             agree(kept.rollout, kept.rows, kept.environments)
             _check_boundary(kept)
+        if kept.kind == "quarantined":
+            check_whole(kept.rollout, ())
+            if kept.reason != kept.rollout.reason:
+                raise _unknown(f"set aside for {kept.reason!r:.40}, and not as its rollout says")
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unknown(f"{error!r:.300}") from error
     if kept.kind == "completed" and kept.receipt != receipt_of(kept.rollout, kept.payload or ""):

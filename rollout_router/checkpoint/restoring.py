@@ -5,17 +5,91 @@ An archive may be larger than the memory. Of what a rollout recorded nothing cha
 its numbers is used again. Claim epochs stay a floor in their own store, and say nothing in another.
 """
 
+import fcntl
+import os
 import sqlite3
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
 
 from rollout_router.checkpoint.archive import Archive
+from rollout_router.checkpoint.environment_server import EnvironmentServer
 from rollout_router.checkpoint.errors import CheckpointRefusal
+from rollout_router.checkpoint.ledger import busy
 from rollout_router.checkpoint.records import Kept, parse
 from rollout_router.checkpoint.tables import insert, insert_row, rollout_of
 from rollout_router.operate import Blocker
 
-__all__ = ["check_absent", "kept_in", "not_quiet", "put_back"]
+__all__ = ["Imports", "alone", "check_absent", "kept_in", "not_quiet", "put_back"]
+
+
+@contextmanager
+def alone(journal: Path, checkpoint_id: str) -> Iterator[None]:
+    """Be the one process that restores into *journal*; the kernel tells when another has died.
+
+    Raises:
+        CheckpointRefusal: ``checkpoint_busy``: another one does; ``journal_unavailable``.
+    """
+    path = f"{journal}.restoring"
+    try:
+        lock = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError as error:
+        raise CheckpointRefusal("journal_unavailable", f"{path}: {error}") from error
+    try:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            raise busy(
+                checkpoint_id, f"{journal} is being restored by another: ask again when it is done"
+            ) from error
+        yield
+    finally:
+        os.close(lock)
+
+
+class Imports:
+    """The environments that a restore makes, so that it can take them back where it fails.
+
+    Args:
+        server: of them; None where there are none.
+        store_id: whose claims they follow from now on.
+    """
+
+    def __init__(self, server: EnvironmentServer | None, store_id: str) -> None:
+        self._server = server
+        self._store_id = store_id
+        self._made: list[tuple[str, str]] = []  # what was there before is not ours
+        self._unsure: list[str] = []  # the answer was lost
+
+    def give(self, copy: Mapping[str, Any]) -> None:
+        """Give the server a copy; see :meth:`EnvironmentServer.restore`."""
+        if self._server is None:
+            raise AssertionError("an environment without a server")
+        try:
+            made = self._server.restore(copy, store_id=self._store_id)
+        except CheckpointRefusal as refusal:
+            if refusal.code == "environment_unreachable":
+                self._unsure.append(copy["environment_id"])
+            raise
+        if made is not None:
+            self._made.append((copy["environment_id"], made))
+
+    def take_back(self) -> list[str]:
+        """Remove what was made, but for what was used since.
+
+        Returns:
+            What may be there still, as the server gave no answer.
+        """
+        while self._made and self._server is not None:
+            try:
+                self._server.take_back(*self._made[-1])
+            except CheckpointRefusal as refusal:
+                if refusal.code != "restore_conflict":
+                    break
+            self._made.pop()
+        return [environment_id for environment_id, _ in self._made] + self._unsure
 
 
 def kept_in(archive: Archive) -> Iterator[Kept]:

@@ -76,6 +76,12 @@ class Rollout:
         )
         return replace(anew, head=anew.genesis)
 
+    def set_aside(self, reason: str, last: int) -> "Rollout":
+        """It, set aside without what it recorded; no number up to *last* is used again."""
+        first = max(self.next, last + 1)
+        aside = replace(self, status="quarantined", reason=reason, first=first, next=first)
+        return replace(aside, head=aside.genesis)
+
     @property
     def discarded(self) -> bool:
         """An operator gave up what it had recorded, and nothing was recorded since."""

@@ -35,6 +35,7 @@ if TYPE_CHECKING:
         hold_gate,
         read_gate,
         release_gate,
+        renew_gate,
         write_gate,
     )
     from rollout_router.claims.host import Host, Moment
@@ -116,6 +117,7 @@ __all__ = [
     "process_of",
     "read_gate",
     "release_gate",
+    "renew_gate",
     "repair",
     "rollout_of_file",
     "stripe_of",
@@ -174,6 +176,7 @@ _HOME: Final[Mapping[str, str]] = {
     "process_of": "evidence",
     "read_gate": "gate",
     "release_gate": "gate",
+    "renew_gate": "gate",
     "repair": "repairs",
     "rollout_of_file": "reader",
     "stripe_of": "names",

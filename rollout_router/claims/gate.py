@@ -11,7 +11,7 @@ kernel runs. Who holds it can renew and open it, and an operator can replace it;
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -28,6 +28,7 @@ __all__ = [
     "load_gate",
     "read_gate",
     "release_gate",
+    "renew_gate",
     "write_gate",
     "writing_gate",
 ]
@@ -122,6 +123,23 @@ def hold_gate(
         if not (found.open or found.is_held(by=by)):
             raise AdmissionHeld(found.by, found.why)
         _publish(state_dir, Gate(open=False, by=by, why=why, until=moment.later(budget_s)))
+
+
+def renew_gate(
+    state_dir: Path, *, by: str, budget_s: float, now: Callable[[], Moment] = Moment.now
+) -> bool:
+    """Begin the budget anew where *by* holds the gate; whether that was so. Else it is left.
+
+    Raises:
+        StoreUnavailable: the gate is as it was.
+    """
+    with _changing(state_dir):
+        moment = now()
+        found = read_gate(state_dir, now=lambda: moment)
+        held = found.is_held(by=by)
+        if held:
+            _publish(state_dir, replace(found, until=moment.later(budget_s)))
+        return held
 
 
 def release_gate(state_dir: Path, *, by: str, now: Callable[[], Moment] = Moment.now) -> bool:

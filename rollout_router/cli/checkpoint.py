@@ -175,7 +175,8 @@ def prepare(
     """Close the gate, and wait until no operation is in hand.
 
     Exit code 1: some are still in hand, and each is named. The gate stays closed until the budget
-    is over or the checkpoint is resumed; the same command again waits again.
+    is over or the checkpoint is resumed; the same command again waits again. A checkpoint whose
+    budget was over first is abandoned.
     """
     with refusing(), opened_journal(journal) as opened:
         prepared = Checkpoints(opened, state_dir).prepare(
@@ -239,7 +240,8 @@ def resume(*, checkpoint_id: str, journal: Path, state_dir: Path, as_json: bool)
     if as_json:
         click.echo(json.dumps({"schema": SCHEMA, **_described(found)}))
     else:
-        click.echo(f"checkpoint {printable(checkpoint_id)} is {found.phase}")
+        said = "not restored" if found.phase == "none" else found.phase
+        click.echo(f"checkpoint {printable(checkpoint_id)} is {said}")
 
 
 @checkpoint.command("restore")

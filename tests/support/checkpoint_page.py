@@ -15,8 +15,9 @@ def _diagram(edges: Iterable[tuple[str, str, str]]) -> str:
     arrows: dict[tuple[str, str], list[str]] = defaultdict(list)
     for before, event, after in edges:
         arrows[before, after].append(event)
+    ends = {"none": "[*]"}
     lines = [
-        f"    {'[*]' if before == 'none' else before} --> {after}: {', '.join(events)}"
+        f"    {ends.get(before, before)} --> {ends.get(after, after)}: {', '.join(events)}"
         for (before, after), events in arrows.items()
     ]
     return "\n".join(["```mermaid", "stateDiagram-v2", *lines, "```"])

@@ -24,7 +24,7 @@ from rollout_router.checkpoint.tables import outbox_of, rollout_of, rows_of
 from rollout_router.checkpoint.wire import Operation
 from rollout_router.claims import FileClaimStore, Moment, read_gate
 
-__all__ = ["DIGESTS", "Clock", "Deployment", "Local", "asked", "code_of"]
+__all__ = ["DIGESTS", "Clock", "Deploy", "Deployment", "Local", "asked", "code_of"]
 
 DIGESTS = {"loop_digest": "loop", "configuration_digest": "configuration"}
 
@@ -219,6 +219,9 @@ class Deployment:
         manifest = self.commit(name, scope)
         self.checkpoints.resume(name)
         return manifest
+
+
+Deploy = Callable[..., Deployment]
 
 
 async def asked(run: Run, number: int = 0) -> Any:

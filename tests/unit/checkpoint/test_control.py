@@ -1,16 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
+import errno
 import shutil
 import sqlite3
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-from support.deployment import Deployment, code_of
-from support.folders import private_folder
+from support.deployment import Deploy, Deployment, code_of
 
-from rollout_router.checkpoint import control, cut
+from rollout_router.checkpoint import control, cut, holding, ledger
 from rollout_router.checkpoint.archive import read_archive
 from rollout_router.checkpoint.control import Checkpoints
 from rollout_router.checkpoint.errors import CheckpointRefusal
@@ -18,36 +17,8 @@ from rollout_router.checkpoint.phases import ACTIVE
 from rollout_router.checkpoint.records import Kept
 from rollout_router.checkpoint.restoring import kept_in
 from rollout_router.checkpoint.tables import save_checkpoint
-from rollout_router.claims import FileClaimStore, Gate, StoreRefused, read_gate, write_gate
+from rollout_router.claims import Gate, StoreRefused, read_gate, write_gate
 from rollout_router.operate import Blocker, hold_admission
-
-Deploy = Callable[..., Deployment]
-
-
-@pytest.fixture(scope="module")
-def stores() -> Iterator[list[Path]]:
-    """Two claim stores for all: one has hundreds of files."""
-    with private_folder() as folder:
-        for name in ("a", "b"):
-            FileClaimStore.open(folder / name, service="agent")
-        yield [folder / "a", folder / "b"]
-
-
-@pytest.fixture
-def deploy(folder: Path, stores: list[Path]) -> Iterator[Deploy]:
-    made: list[Deployment] = []
-    for store in stores:
-        (store / "gate").unlink(missing_ok=True)
-
-    def one(name: str = "old", **settings: Any) -> Deployment:
-        state = stores[name in ("new", "middle", "other")]
-        settings = {"archives": folder / "archives", "state": state, **settings}
-        made.append(Deployment(folder / name, **settings))
-        return made[-1]
-
-    yield one
-    for each in made:
-        each.close()
 
 
 def kept_of(place: Deployment, name: str = "c1") -> dict[str, Kept]:
@@ -270,7 +241,7 @@ def test_what_got_its_name_before_its_committer_died_is_committed(
                 raise error
             save_checkpoint(db, one)
 
-        patch.setattr(control, "save_checkpoint", dying)
+        patch.setattr(ledger, "save_checkpoint", dying)
         assert code_of(place.commit) == "journal_unavailable"
     place.close()
     place = deploy()
@@ -301,16 +272,13 @@ def test_where_nobody_can_tell_whether_it_was_published_nothing_follows(
 ) -> None:
     place = deploy()
     place.prepare()
-    fails = CheckpointRefusal("archive_unavailable", "the disk")
 
-    def naming(_: object) -> Any:
-        def name_it(*_: object) -> None:
-            raise fails
+    def link(*_: object, **__: object) -> None:
+        raise OSError(errno.EIO, "the disk")
 
-        return name_it
-
-    monkeypatch.setattr(place.checkpoints, "_naming", naming)
-    assert code_of(place.commit) == "archive_unavailable"
+    with monkeypatch.context() as patch:
+        patch.setattr("rollout_router.checkpoint.archive.os.link", link)
+        assert code_of(place.commit) == "archive_unavailable"
     (place.archives / "agent" / "c1").chmod(0o777)
     before = place.dump()
     assert code_of(place.checkpoints.resume, "c1") == "archive_unavailable"
@@ -376,13 +344,13 @@ BLOCKER = Blocker(worker_id="w1", rollout_id="r1", claim_epoch=1, why="a call is
 def blocked(monkeypatch: pytest.MonkeyPatch, then: Any = None) -> None:
     """Have workers in hand what they are asked for."""
 
-    def holding(*arguments: Any, **named: Any) -> Any:
+    def held(*arguments: Any, **named: Any) -> Any:
         hold_admission(*arguments, **named)
         if then is not None:
             then()
         return () if then else (BLOCKER,)
 
-    monkeypatch.setattr(control, "hold_admission", holding)
+    monkeypatch.setattr(holding, "hold_admission", held)
 
 
 def test_with_blockers_the_gate_stays_closed_and_the_next_prepare_goes_on(
@@ -453,8 +421,9 @@ def test_what_is_restored_goes_on_where_it_was_and_repeats_nothing(deploy: Deplo
     assert manifest.restarts == ("lost",)
 
     new = deploy("new")
-    assert new.restore().numbers == {"open": 1, "completed": 1, "acknowledged": 1, "restart": 1}
-    assert new.rollout("aside") is None
+    assert new.restore().numbers == dict.fromkeys(
+        ("open", "completed", "acknowledged", "restart", "quarantined"), 1
+    )
     new.check_gate()
     new.checkpoints.resume("c1")
     asked = len(new.notebook.applied)
@@ -498,6 +467,22 @@ def test_what_cannot_be_carried_over_begins_anew_with_other_numbers_and_another_
     assert (after.restarts, after.reason) == (1, "environment_lost")
     new.play("lost", 1, epoch=9)
     assert [row.sequence for row in new.rows("lost")] == [after.first]
+
+
+def test_what_was_set_aside_stays_so_until_somebody_restarts_it(deploy: Deploy) -> None:
+    old = deploy()
+    one_of_each(old)
+    old.taken()
+    new = deploy("new")
+    new.restore()
+    new.checkpoints.resume("c1")
+    before, after = old.rollout("aside"), new.rollout("aside")
+    assert (after.status, after.reason) == ("quarantined", "divergence")
+    assert code_of(new.play, "aside", 2, ends=True) == "rollout_quarantined"
+    new.journal.restart_now("aside")
+    new.play("aside", 1, epoch=2)
+    assert [row.sequence > before.next for row in new.rows("aside")] == [True]
+    assert new.act(_environment, "aside", epoch=2) != old.journal.environment_name("aside", 0)
 
 
 async def _environment(run: Any) -> str:
@@ -614,21 +599,24 @@ def test_a_restore_again_has_the_same_answer_also_after_the_sessions_went_on(
     assert new.gate_open
 
 
-def test_of_two_restores_at_once_one_does_it_and_both_have_the_answer(
+def test_of_two_restores_at_once_one_does_it_and_the_other_leaves_it_alone(
     deploy: Deploy, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     old = deploy()
     old.play("r1", 2)
     old.taken()
     new = deploy("new")
-    others: list[Any] = []
 
     def meanwhile() -> None:
-        monkeypatch.undo()
-        others.append(new.restore())
+        assert new.phases == {"c1": "restoring"}
+        before = new.dump()
+        assert code_of(new.restore) == "checkpoint_busy"
+        assert new.dump() == before
+        assert not new.gate_open
 
     blocked(monkeypatch, meanwhile)
-    assert new.restore().numbers == others[0].numbers
+    numbers = new.restore().numbers
+    assert new.restore().numbers == numbers
     assert new.phases == {"c1": "restored"}
     assert not new.gate_open
     assert new.rows("r1") == old.rows("r1")
@@ -725,7 +713,12 @@ def test_the_second_checkpoint_after_a_restore_holds_all_that_was_restored(
     middle.taken("c2")
     first, second = kept_of(old, "c1"), kept_of(middle, "c2")
     assert first.keys() == second.keys()
-    for rollout_id, kind in (("open", "open"), ("waiting", "completed"), ("taken", "acknowledged")):
+    for rollout_id, kind in (
+        ("open", "open"),
+        ("waiting", "completed"),
+        ("taken", "acknowledged"),
+        ("aside", "quarantined"),
+    ):
         assert second[rollout_id].kind == kind
         assert second[rollout_id].rows == first[rollout_id].rows
         assert second[rollout_id].receipt == first[rollout_id].receipt

@@ -49,7 +49,7 @@ VERBS = {  # what came before, what is killed, and the phases in which that may 
     "commit": ([prepare], commit, {"prepared", "committed"}),
     "abort": ([prepare], resume, {"prepared", "abandoned"}),
     "resume": ([prepare, commit], resume, {"committed", "resumed"}),
-    "restore": ([], restore, {"restored"}),
+    "restore": ([], restore, {"restoring", "restored"}),
     "resume a restore": ([restore], resume, {"restored", "resumed"}),
 }
 

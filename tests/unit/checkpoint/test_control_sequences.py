@@ -13,7 +13,7 @@ from support.deployment import Clock, Deployment
 from support.folders import private_folder
 
 from rollout_router.call import Call
-from rollout_router.checkpoint import control
+from rollout_router.checkpoint import holding
 from rollout_router.checkpoint.archive import read_archive
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.phases import ACTIVE
@@ -330,7 +330,7 @@ def test_any_sequence_of_sessions_and_checkpoints_keeps_what_must_hold(
     folder: Path, stores: list[Path], monkeypatch: pytest.MonkeyPatch, seed: int
 ) -> None:
     world = World(folder, stores, seed)
-    monkeypatch.setattr(control, "hold_admission", world.hold)
+    monkeypatch.setattr(holding, "hold_admission", world.hold)
 
     async def lives() -> None:
         async with world.tasks:

@@ -48,11 +48,12 @@ def begin(one: Deployment) -> None:
     one.act(lambda run: one.journal.quarantine(run.rollout, "gap"), "aside")
 
 
-def test_a_cut_has_each_rollout_but_those_set_aside_by_id(place: Deployment) -> None:
+def test_a_cut_has_each_rollout_by_id(place: Deployment) -> None:
     cut = Cut(place.journal, place.server, None)
     kept = list(cut)
     assert [(one.rollout.rollout_id, one.kind) for one in kept] == [
         ("a", "open"),
+        ("aside", "quarantined"),
         ("b", "open"),
         ("done", "completed"),
         ("lost", "restart"),
@@ -80,7 +81,10 @@ def test_damage_is_not_carried_on(place: Deployment, folder: Path) -> None:
     other.play("a", 2)
     change = "UPDATE operation SET kind='other' WHERE sequence=2"
     other.journal.database.write_now(lambda db: db.execute(change))
-    assert code_of(list, Cut(other.journal, other.server, None)) == "chain_broken"
+    assert code_of(list, Cut(other.journal, other.server, ["a"])) == "chain_broken"
+    (kept,) = Cut(other.journal, other.server, None)
+    assert (kept.kind, kept.reason, kept.rows) == ("quarantined", "chain_broken", ())
+    assert other.rollout("a").status == "open"  # who opens it sets it aside
     other.close()
 
 

@@ -34,8 +34,9 @@ class Server:
     async def put(self, body: bytes, query: bytes = b"") -> Answered:
         return await self.ask(E1, body=body, query=query, method="PUT")
 
-    async def delete(self) -> int:
-        return (await self.ask(E1, method="DELETE")).status
+    async def delete(self, made: str = "") -> int:
+        query = made and f"import={made}"
+        return (await self.ask(E1, method="DELETE", query=query.encode())).status
 
     async def steps(self, *sequences: int) -> None:
         """Make e1 or go on with it, at claim epoch 3."""
@@ -124,8 +125,7 @@ def test_f1_an_environment_goes_on_elsewhere_under_its_own_id(
         one, two = server(), server("two")
         await one.steps(1, 2)
         document = (await one.get()).body
-        assert (await two.put(document, query)).status == 204
-        assert (await two.put(document, query)).status == 204
+        assert [(await two.put(document, query)).status for _ in range(2)] == [201, 204]
         stale = named(2, epoch=refused, store="store")
         assert (await two.ask("/step", stale, b"2")).code == "stale_attempt"
         repeat = await two.ask("/step", named(2, epoch=taken, store=store), b"2")
@@ -144,7 +144,7 @@ def test_the_same_document_for_another_store_is_a_conflict(server: Callable[...,
         one = server()
         await one.steps(1)
         document = (await one.get()).body
-        assert (await one.put(document)).status == 204
+        assert (await one.put(document)).status == 204  # it is there
         assert (await one.put(document, b"store_id=new")).code == "restore_conflict"
 
     asyncio.run(run())
@@ -237,7 +237,7 @@ def test_a_restart_only_environment_says_so_and_cannot_go_on_elsewhere(
         answer = await one.get()
         document = json.loads(answer.body)
         assert (document["restart_only"], document["state"]) == (True, None)
-        assert (await two.put(answer.body)).status == 204
+        assert (await two.put(answer.body)).status == 201
         assert (await two.ask("/step", named(2, epoch=3), b"2")).code == "environment_lost"
 
     asyncio.run(run())
@@ -294,6 +294,37 @@ def test_f1_an_import_does_not_lower_the_fence_of_what_was_removed(
     asyncio.run(run())
 
 
+@pytest.mark.parametrize("used", [None, "a step", "a repeat by a later owner", "another one"])
+def test_an_import_is_taken_back_as_if_it_never_had_been_unless_it_was_used(
+    server: Callable[..., Server], used: str | None
+) -> None:
+    async def run() -> None:
+        one, two = server(), server("two")
+        await one.steps(1)
+        document = (await one.get()).body
+        await one.steps(2)
+        await one.delete()
+        made = json.loads((await one.put(document)).body)["import"]
+        match used:
+            case "a step":
+                await one.steps(2)
+            case "a repeat by a later owner":
+                assert (await one.ask("/make", named(1, epoch=4), b"1")).status == 200
+            case "another one":
+                await one.delete()
+                await one.put(document)
+        assert await two.delete(made) == 204  # nothing is there
+        assert await one.delete(made) == (409 if used else 204)
+        if used is None:
+            assert (await one.get()).code == "environment_unknown"
+            late = await one.ask("/make", named(2, epoch=3), b"2")
+            assert late.code == "stale_operation"  # of the one that was removed before
+        else:
+            assert (await one.get()).status == 200
+
+    asyncio.run(run())
+
+
 def test_an_operation_of_a_removed_environment_is_not_recorded_in_its_successor(
     server: Callable[..., Server],
 ) -> None:
@@ -304,7 +335,7 @@ def test_an_operation_of_a_removed_environment_is_not_recorded_in_its_successor(
         async with asyncio.TaskGroup() as group:
             slow = group.create_task(one.ask("/wait", named(2, epoch=3), b"2"))
             await one.book.working.wait()
-            assert [await two.delete(), (await two.put(document)).status] == [204, 204]
+            assert [await two.delete(), (await two.put(document)).status] == [204, 201]
             one.book.go_on.set()
         assert slow.result().code == "environment_unavailable"
         assert (await two.get()).body == document
@@ -321,6 +352,8 @@ def test_an_operation_of_a_removed_environment_is_not_recorded_in_its_successor(
         ("PUT", E1, b"store_id="),
         ("PUT", E1, b"store_id=a&store_id=b"),
         ("PUT", E1, b"storeid=a"),
+        ("DELETE", E1, b"store_id=a"),
+        ("DELETE", E1, b"import="),
     ],
 )
 def test_what_control_does_not_know_is_refused(

@@ -38,12 +38,16 @@ def test_a_copy_is_what_was_recorded_and_can_be_given_again(
     assert copy is not None
     assert copy["revision"] == 2
     other = Deployment(folder / "other", state=place.state)
-    for _ in range(2):
-        other.server.restore(copy, store_id="other")
+    made = [other.server.restore(copy, store_id="other") for _ in range(2)]
+    assert made[0] is not None
+    assert made[1] is None
     assert other.lines(environment_id) == ["r1 0", "r1 1"]
     moved = other.server.export(environment_id)
     assert moved is not None
     assert moved["store_id"] == "other"
+    for _ in range(2):
+        other.server.take_back(environment_id, made[0])
+    assert other.server.export(environment_id) is None
     other.close()
 
 
@@ -146,6 +150,10 @@ def test_a_copy_is_sent_as_it_is_kept(answers: Answers) -> None:
     server.restore({"environment_id": "e1"}, store_id="s")
     path = "/ng-control/v1/environments/e1?store_id=s"
     assert answers.asked[-1] == ("PUT", path, b'{"environment_id": "e1"}')
+    for said in (b"[]", b"<html>", b"{}"):
+        answers.answer = (201, said)
+        code = code_of(server.restore, {"environment_id": "e1"}, store_id="s")
+        assert code == "environment_unreachable"
 
 
 def test_a_server_that_is_not_there_is_unreachable(answers: Answers) -> None:

@@ -112,6 +112,7 @@ KEPT = {
         rollout=replace(ROLLOUT, status="acknowledged"),
         receipt=COMPLETED.receipt,
     ),
+    "quarantined": Kept(kind="quarantined", rollout=ROLLOUT.set_aside("gap", 2), reason="gap"),
 }
 
 
@@ -247,6 +248,21 @@ def test_a_result_that_is_not_that_of_its_receipt_is_refused(
     path: str, value: Any, code: str
 ) -> None:
     assert code_of(parse, changed(path, value, COMPLETED)) == code
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "code"),
+    [
+        ("reason", "", "unknown_schema"),
+        ("reason", "divergence", "unknown_schema"),
+        ("rollout/status", "open", "unknown_schema"),
+        ("receipt", "0" * 64, "unknown_schema"),
+        ("rollout/next", 4, "gap"),
+        ("rollout/head", "0" * 64, "chain_broken"),
+    ],
+)
+def test_what_is_set_aside_keeps_why_and_its_next_number(path: str, value: Any, code: str) -> None:
+    assert code_of(parse, changed(path, value, KEPT["quarantined"])) == code
 
 
 def test_an_environment_may_be_ahead_by_the_operation_that_comes_next() -> None:

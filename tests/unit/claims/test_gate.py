@@ -21,6 +21,7 @@ from rollout_router.claims import (
     hold_gate,
     read_gate,
     release_gate,
+    renew_gate,
     write_gate,
 )
 from rollout_router.claims.disk import read_capped
@@ -244,6 +245,20 @@ def test_r6_only_what_is_held_by_the_same_is_released(
     assert released == [opened, False]
     left = read_gate(store.state_dir, now=lambda: NOW)
     assert left == (Gate(open=True, by="ada") if opened else found.at(NOW))
+
+
+@pytest.mark.parametrize(
+    "found",
+    [Gate(open=True, by="bob"), held("ada"), held("ada", until=NOW), held("bob"), OPERATORS],
+)
+def test_r6_only_what_is_held_by_the_same_is_renewed(store: FileClaimStore, found: Gate) -> None:
+    write_gate(store.state_dir, found)
+
+    renewed = renew_gate(store.state_dir, by="ada", budget_s=90, now=lambda: NOW)
+
+    assert renewed == (found == held("ada"))
+    left = read_gate(store.state_dir, now=lambda: NOW)
+    assert left == (held("ada", until=NOW.later(90)) if renewed else found.at(NOW))
 
 
 def test_r6_nothing_of_a_held_gate_is_released_where_there_is_none(state_dir: Path) -> None:

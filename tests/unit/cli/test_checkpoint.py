@@ -17,7 +17,7 @@ from rollout_router.claims import Gate, read_gate, write_gate
 from rollout_router.cli.main import main
 from rollout_router.operate import Blocker
 
-CONTROL = "rollout_router.checkpoint.control"
+HOLDING = "rollout_router.checkpoint.holding"
 
 
 class Place:
@@ -72,7 +72,7 @@ def test_a_checkpoint_is_taken_and_looked_at(place: Place) -> None:
     assert prepared == {"checkpoint_id": "c1", "phase": "prepared", "blockers": []}
 
     manifest = place.json("commit", "c1")["manifest"]
-    assert (manifest["records_count"], manifest["run"]) == (2, "run-1")
+    assert (manifest["records_count"], manifest["run"]) == (3, "run-1")
     assert [one["rollout_id"] for one in manifest["deliverable"]] == ["waiting"]
     assert place.json("commit", "c1")["manifest"] == manifest
 
@@ -80,7 +80,7 @@ def test_a_checkpoint_is_taken_and_looked_at(place: Place) -> None:
     assert (resumed["phase"], resumed["seconds_left"]) == ("resumed", None)
     looked = place.json("inspect", "c1", "--run", "run-1")
     assert looked["manifest"] == manifest
-    assert looked["rollouts"][0] == {
+    assert looked["rollouts"][1] == {
         "rollout_id": "open",
         "kind": "open",
         "boundary": None,
@@ -96,17 +96,17 @@ def test_people_are_told_the_same(place: Place) -> None:
     waits = ("--wait-seconds", "0")
     assert place.run("prepare", "c1", *waits).stdout == "checkpoint c1 is prepared\n"
     status = place.run("status").stdout
-    assert "agent, run run-1: the gate is closed by checkpoint c1: checkpoint c1 is being" in status
+    assert "run run-1: the gate is closed by checkpoint c1 of agent, run run-1: check" in status
     assert "quarantined" in status
-    assert place.run("commit", "c1").stdout.startswith("checkpoint c1 is committed: 2 rollouts in")
+    assert place.run("commit", "c1").stdout.startswith("checkpoint c1 is committed: 3 rollouts in")
     assert place.run("resume", "c1").stdout == "checkpoint c1 is resumed\n"
     assert "the gate is open" in place.run("status").stdout
     assert (
-        "2 rollouts, as they were published" in place.run("inspect", "c1", "--run", "run-1").stdout
+        "3 rollouts, as they were published" in place.run("inspect", "c1", "--run", "run-1").stdout
     )
     new = ("restore", "c1", "--run", "run-1", "--service", "agent", *waits)
     said = place.run(*new, journal=place.folder / "n1").stdout
-    assert said == "checkpoint c1 is restored: 1 open, 1 completed\n"
+    assert said == "checkpoint c1 is restored: 1 quarantined, 1 open, 1 completed\n"
 
 
 def test_status_says_all_and_changes_nothing(place: Place) -> None:
@@ -128,7 +128,7 @@ def test_blockers_are_named_and_the_gate_stays_closed(
         Blocker(worker_id="w1", rollout_id="r1", claim_epoch=3, why="a call is in flight"),
         Blocker(worker_id="w\x1b[2J", rollout_id=None, claim_epoch=None, why="silent"),
     )
-    monkeypatch.setattr(f"{CONTROL}.hold_admission", lambda *_, **__: blockers)
+    monkeypatch.setattr(f"{HOLDING}.hold_admission", lambda *_, **__: blockers)
     done = place.run("prepare", "c1", "--wait-seconds", "0", "--json", code=1)
     document = json.loads(done.stdout)
     assert document["phase"] == "preparing"
@@ -197,7 +197,8 @@ def test_a_run_of_another_name_binds_no_journal(place: Place) -> None:
     done = place.run("restore", "c1", "--run", "typo", *waits, code=4, journal=new)
     assert "[manifest_of_another]" in done.stderr
     document = place.json("restore", "c1", "--run", "run-1", *waits, journal=new)
-    assert (document["phase"], document["rollouts"]) == ("restored", {"open": 1, "completed": 1})
+    assert document["phase"] == "restored"
+    assert document["rollouts"] == {"open": 1, "completed": 1, "quarantined": 1}
 
 
 def test_a_restore_makes_the_store_of_a_server_that_was_never_there(place: Place) -> None:

@@ -3,6 +3,7 @@
 
 import asyncio
 import signal
+from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from support.routing import AppCall, Application, Client, Rig, answer, never
 
 from rollout_router import operate
 from rollout_router.call import Steps
-from rollout_router.claims import Gate, hold_gate, read_gate, write_gate
+from rollout_router.claims import Gate, Moment, hold_gate, read_gate, write_gate
 from rollout_router.operate import AdmissionHeld, Blocker, WorkerSilent
 
 close = partial(operate.close_admission, by="ada", why="a checkpoint")
@@ -45,6 +46,25 @@ async def test_r6_close_names_what_is_still_in_hand_and_stays_closed(rig: Rig) -
     refused = await Client().ask(router)
     assert refused.status == 503
     assert b"a checkpoint" in refused.content
+
+
+async def test_r6_who_only_asks_hears_the_same_and_changes_nothing(rig: Rig) -> None:
+    app = Application(never)
+    router, worker = await rig.start(app)
+    client = Client()
+    async with asyncio.TaskGroup() as group:
+        group.create_task(client.ask(router))
+        await app.arrived()
+        found: list[Blocker] = []
+        for is_open in (True, False):
+            write_gate(rig.state_dir, gate := Gate(open=is_open, by="ada", why="a checkpoint"))
+            found += await asyncio.to_thread(operate.ask_admission, rig.state_dir)
+            assert read_gate(rig.state_dir) == gate
+        client.leave()
+    assert [(one.worker_id, one.rollout_id) for one in found] == [
+        (worker.id, None),  # it lets requests in
+        (worker.id, "r1"),
+    ]
 
 
 async def test_r6_while_a_claim_is_being_taken_a_closed_gate_is_not_quiet(rig: Rig) -> None:
@@ -310,9 +330,11 @@ async def test_r6_a_gate_that_is_opened_meanwhile_is_said(
         write_gate(state_dir, gate)
         write_gate(state_dir, Gate(open=True))
 
-    def hold_too_short(state_dir: Path, *, by: str, why: str, budget_s: float) -> None:
+    def hold_too_short(
+        state_dir: Path, *, by: str, why: str, budget_s: float, now: Callable[[], Moment]
+    ) -> None:
         assert budget_s == 60.0
-        hold_gate(state_dir, by=by, why=why, budget_s=1e-9)
+        hold_gate(state_dir, by=by, why=why, budget_s=1e-9, now=now)
 
     monkeypatch.setattr(operate, "write_gate", write_and_open)
     monkeypatch.setattr(operate, "hold_gate", hold_too_short)
