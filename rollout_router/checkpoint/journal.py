@@ -354,7 +354,8 @@ class Journal:
 
     def _restarted(self, db: sqlite3.Connection, rollout: Rollout, reason: str) -> Rollout:
         anew = replace(rollout.begun_anew(reason), changed_at=self.now())
-        db.execute("DELETE FROM operation WHERE rollout_id=?", (rollout.rollout_id,))
+        for table in ("operation", "outbox"):  # a result only where it is damaged
+            db.execute(f"DELETE FROM {table} WHERE rollout_id=?", (rollout.rollout_id,))  # noqa: S608 - our names
         update_rollout(db, anew)
         return anew
 

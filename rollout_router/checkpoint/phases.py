@@ -129,8 +129,8 @@ def after(found: Checkpoint, event: Event, asked: Mapping[str, Any] | None = Non
     if before not in (None, asked):
         raise CheckpointRefusal(
             "checkpoint_conflict",
-            f"checkpoint {found.checkpoint_id}: its {event} was asked for as {before}, and now as"
-            f" {asked}; another one needs another id",
+            f"checkpoint {found.checkpoint_id}: its {event} was asked for with {_words(before)},"
+            f" and now with {_words(asked)}; another one needs another id",
         )
     if before is None and found.phase in _LASTING:
         raise CheckpointRefusal(
@@ -139,3 +139,7 @@ def after(found: Checkpoint, event: Event, asked: Mapping[str, Any] | None = Non
             " id, or another journal",
         )
     return replace(done, arguments=canonical({**json.loads(found.arguments), event: asked}))
+
+
+def _words(asked: Mapping[str, Any] | None) -> str:
+    return ", ".join(f"{name} {value}" for name, value in (asked or {}).items() if value)

@@ -43,11 +43,23 @@ def known(db: sqlite3.Connection, rollout_id: str) -> Rollout:
 
 
 def restartable(db: sqlite3.Connection, rollout_id: str) -> Rollout:
-    """One rollout that may begin anew; ``rollout_unknown``, ``rollout_completed``."""
+    """One rollout that may begin anew; ``rollout_unknown``, ``rollout_completed``.
+
+    One that is completed may where its result is damaged: nobody will ever be given that.
+    """
     found = known(db, rollout_id)
-    if found.status in ("completed", "acknowledged"):
+    if found.status == "acknowledged" or (found.status == "completed" and _told(db, rollout_id)):
         raise refused("rollout_completed", found, "it is completed; its result stands")
     return found
+
+
+def _told(db: sqlite3.Connection, rollout_id: str) -> bool:
+    """Whether its result is what was completed."""
+    try:
+        completed_of(db, rollout_id)
+    except CheckpointRefusal:
+        return False
+    return True
 
 
 def with_receipt(

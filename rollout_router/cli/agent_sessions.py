@@ -13,7 +13,7 @@ import click
 
 from rollout_router.checkpoint.cut import boundary_document
 from rollout_router.checkpoint.errors import CheckpointRefusal
-from rollout_router.checkpoint.refusing import restartable
+from rollout_router.checkpoint.refusing import completed_of, restartable
 from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole
 from rollout_router.checkpoint.tables import all_rollouts, outbox_of, rollout_of, rows_of
 from rollout_router.cli.checkpoint import opened_journal, refusing
@@ -68,9 +68,8 @@ def show_agent_session(journal: Path, rollout_id: str, *, as_json: bool) -> None
             said = f"{journal} knows no rollout {rollout_id}"
             click.echo(f"rollout-router: {printable(said)}", err=True)
             sys.exit(ExitCode.FAILED)
-        damage, boundary = None, None
-        if rollout.status in ("open", "quarantined"):  # a result outlives its operations
-            damage = _damage(rollout, rows)
+        boundary = None
+        damage = opened.database.read(lambda db: _damage(db, rollout, rows))
         if rollout.status == "open" and damage is None:
             boundary = boundary_document(opened, rollout, rows)
     document = {
@@ -89,15 +88,22 @@ def show_agent_session(journal: Path, rollout_id: str, *, as_json: bool) -> None
         names = ("sequence", "kind", "effect", "environment_id", "revision", "orphans")
         print_table(names, [[getattr(row, name) for name in names] for row in rows])
         if boundary is not None:
-            click.echo(f"stands at {boundary['kind']}, with {boundary['budgets']} left")
+            left = boundary["budgets"]["steps_left"]
+            click.echo(f"stands at {boundary['kind']}; model calls left: {left}")
     if damage is not None:
         click.echo(f"rollout-router: {printable(damage['message'])}", err=True)
         sys.exit(ExitCode.DAMAGE_FOUND)
 
 
-def _damage(rollout: Rollout, rows: Sequence[Recorded]) -> dict[str, str] | None:
+def _damage(
+    db: sqlite3.Connection, rollout: Rollout, rows: Sequence[Recorded]
+) -> dict[str, str] | None:
+    """What is wrong with a session that goes on, or with its result, which outlives operations."""
     try:
-        check_whole(rollout, rows)
+        if rollout.status in ("open", "quarantined"):
+            check_whole(rollout, rows)
+        elif rollout.status == "completed":
+            completed_of(db, rollout.rollout_id)
     except CheckpointRefusal as refusal:
         return {"code": refusal.code, "message": refusal.message}
     return None

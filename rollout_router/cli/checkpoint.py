@@ -198,9 +198,7 @@ def prepare(
 @_checkpoint_id
 @_archive_flag()
 @_environment_flag()
-@click.option(
-    "--rollout", "scope", type=_Id(), multiple=True, help="Must go on from it; may be repeated."
-)
+@flag("--rollout", "scope", type=_Id(), multiple=True, help="Must go on from it; repeatable.")
 @journal_flag()
 @state_dir_flag()
 @json_flag()
@@ -223,8 +221,8 @@ def commit(
         click.echo(json.dumps({"schema": SCHEMA, "manifest": manifest.document()}))
     else:
         click.echo(
-            f"checkpoint {printable(checkpoint_id)} is committed: {manifest.records_count} rollouts"
-            f" in {manifest.records_bytes} bytes"
+            f"checkpoint {printable(checkpoint_id)} is committed; rollouts: {manifest.records_count},"
+            f" bytes: {manifest.records_bytes}"
         )
 
 
@@ -308,7 +306,7 @@ def inspect(*, checkpoint_id: str, archive: Path, instance: str, run: str, as_js
         )
     else:
         print_table(list(rows[0]) if rows else [], [list(row.values()) for row in rows])
-        click.echo(f"{len(rows)} rollouts, as they were published")
+        click.echo(f"rollouts: {len(rows)}, as they were published")
 
 
 def _kept_row(kept: Kept) -> dict[str, Any]:

@@ -310,3 +310,17 @@ os.kill(os.getpid(), signal.SIGKILL)
     with closing(Journal.existing(path)) as found:
         assert found.instance
     assert sql(folder, "SELECT count(*) FROM meta") == [(3,)]
+
+
+@on_a_loop
+async def test_a_damaged_result_can_be_given_up_and_a_whole_one_cannot(
+    folder: Path, journal: Journal
+) -> None:
+    await journal.complete((await opened(journal)).rollout, {"a": 1})
+    with pytest.raises(CheckpointRefusal, match="its result stands"):
+        journal.restart_now("r")
+    sql(folder, "UPDATE outbox SET payload='{}'")
+    await refused("chain_broken", opened(journal))
+    journal.restart_now("r")
+    assert sql(folder, "SELECT * FROM outbox") == []
+    assert (await opened(journal)).rollout.restarts == 1

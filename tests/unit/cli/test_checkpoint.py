@@ -98,11 +98,13 @@ def test_people_are_told_the_same(place: Place) -> None:
     status = place.run("status").stdout
     assert "run run-1: the gate is closed by checkpoint c1 of agent, run run-1: check" in status
     assert "quarantined" in status
-    assert place.run("commit", "c1").stdout.startswith("checkpoint c1 is committed: 3 rollouts in")
+    assert place.run("commit", "c1").stdout.startswith(
+        "checkpoint c1 is committed; rollouts: 3, bytes: "
+    )
     assert place.run("resume", "c1").stdout == "checkpoint c1 is resumed\n"
     assert "the gate is open" in place.run("status").stdout
     assert (
-        "3 rollouts, as they were published" in place.run("inspect", "c1", "--run", "run-1").stdout
+        "rollouts: 3, as they were published" in place.run("inspect", "c1", "--run", "run-1").stdout
     )
     new = ("restore", "c1", "--run", "run-1", "--service", "agent", *waits)
     said = place.run(*new, journal=place.folder / "n1").stdout
