@@ -220,10 +220,8 @@ def commit(
     if as_json:
         click.echo(json.dumps({"schema": SCHEMA, "manifest": manifest.document()}))
     else:
-        click.echo(
-            f"checkpoint {printable(checkpoint_id)} is committed; rollouts: {manifest.records_count},"
-            f" bytes: {manifest.records_bytes}"
-        )
+        held = f"rollouts: {manifest.records_count}, bytes: {manifest.records_bytes}"
+        click.echo(f"checkpoint {printable(checkpoint_id)} is committed; {held}")
 
 
 @checkpoint.command("resume")
