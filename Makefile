@@ -27,7 +27,8 @@ demo: setup
 	$(BIN)/rollout-router demo $(ARGS)
 
 test: setup
-	$(BIN)/pytest -n 3 --dist worksteal -m "not long" $(ARGS)
+	@# Four on two cores: a third of what they do is waiting for processes and the disk.
+	$(BIN)/pytest -n 4 --dist worksteal -m "not long" $(ARGS)
 
 test-long: setup
 	$(BIN)/pytest -n 2 --dist worksteal -m long --timeout 1200 $(ARGS)

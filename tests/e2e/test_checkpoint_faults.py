@@ -92,16 +92,11 @@ def test_a_session_continues_after_the_death_of_its_agent(
 
 
 @cells(
-    "killed-agent-started-open",
     "killed-environment-arrived-1",
-    "killed-outside-replied-2",
     "killed-environment-unwritten-3",
     "killed-environment-replied-4",
-    "killed-environment-written-8",
     "killed-environment-commit-9",
-    "killed-agent-begun-10",
     "killed-agent-unwritten-complete",
-    "killed-agent-told-deliver",
     "killed-environment-written-forget",
     "torn-environment-commit-6",
     killed=each(POINTS, "kill environment"),

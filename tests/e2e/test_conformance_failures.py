@@ -80,7 +80,9 @@ def ran(
 @pytest.mark.parametrize(
     ("harness", "said"),
     [
-        (Shell("true", dialects=BOTH), "the harness called no model"),
+        pytest.param(
+            Shell("true", dialects=BOTH), "the harness called no model", marks=pytest.mark.long
+        ),
         (Shell(""), "the harness cannot be started"),
         pytest.param(
             Shell("true", odd=AttributeError("get")),

@@ -273,7 +273,7 @@ def test_c1_a_store_in_a_temporary_directory_is_warned_of(
     state_dir: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr("rollout_router.claims.creation.is_swept", lambda _: True)
-    with caplog.at_level(logging.WARNING):
+    with caplog.at_level(logging.WARNING, logger="rollout_router.claims.creation"):
         FileClaimStore.open(state_dir, service="model")
 
     assert "use /var/lib or /run" in caplog.text
