@@ -128,6 +128,7 @@ def test_what_a_harness_leaves_running_ends_with_it(
         os.close(reader)
 
 
+@pytest.mark.long
 def test_a_signal_ends_all_that_was_started_and_the_folder_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -169,13 +169,13 @@ class Disturber:
 @pytest.mark.parametrize(
     ("calls_min", "callers", "plan"),
     [
-        (500, 12, {"kill": 4, "drain": 1, "terminate": 1, "restart": 1, "close": 1}),
+        (250, 12, {"kill": 4, "drain": 1, "terminate": 1, "restart": 1, "close": 1}),
         pytest.param(
             *(10_000, 32, {"kill": 30, "drain": 10, "terminate": 10, "restart": 3, "close": 5}),
             marks=[pytest.mark.long, pytest.mark.timeout(1200)],
         ),
     ],
-    ids=["500 calls", "10000 calls"],
+    ids=["250 calls", "10000 calls"],
 )
 def test_r2_the_executions_are_those_that_the_clients_know_of(
     serve: Callable[..., Gateway],

@@ -162,7 +162,7 @@ def test_c2_a_store_whose_making_was_killed_is_made_by_the_next(
     mortals: Mortals, directory: Path, *, every: bool
 ) -> None:
     _, whole, _ = mortals("open", directory / "whole", at=0)
-    for at in some(whole["done"], step=7 if every else 307):
+    for at in some(whole["done"], step=7 if every else 907):
         _, ended = mortals("open", directory / "killed", at=at)
         assert ended == KILLED
         usable(FileClaimStore.open(directory / "killed", service="model"), above=0)
@@ -178,7 +178,7 @@ def test_c2_a_generation_is_raised_by_the_next_when_who_raised_it_was_killed(
     first = (state_dir / "FORMAT").read_bytes()
     _, whole, _ = mortals("boot", at=0)
     names = whole["done"]  # most of them read one of the 256 epoch files
-    for at in points(names, every=True) if every else some(names, step=97):
+    for at in points(names, every=True) if every else some(names, step=293):
         (state_dir / "FORMAT").write_bytes(first)
         _, ended = mortals("boot", at=at)
         assert ended == KILLED
@@ -199,7 +199,7 @@ def test_c2_a_repair_that_was_killed_is_finished_by_the_next(
     highest = usable(store, above=0)
     damage()
     _, whole, _ = mortals("repair", at=0)
-    for at in some(whole["done"], step=7 if every else 307):
+    for at in some(whole["done"], step=7 if every else 907):
         highest = usable(store, above=highest)
         damage()
         _, ended = mortals("repair", at=at)
