@@ -223,7 +223,7 @@ def test_an_environment_is_exported_here_and_goes_on_elsewhere_under_its_id(
         there = Environment(elsewhere, "moved")
         assert there.code(6, "step", step_of("moved", POLICY[4])) == "environment_unknown"
         for document, operate in ((played_on, True), (closed, False)):
-            assert there.put(document).status_code == 204
+            assert there.put(document).status_code == 201
             if operate:
                 assert [there.step(number).json()["obs"] for number in (6, 7, 8)] == told
                 there.close(9)
@@ -248,7 +248,7 @@ def test_a_state_of_other_versions_is_not_read_and_its_environment_is_lost(
     document["sha256"] = digest(canonical(document))
 
     newer = Environment(sandbox, "newer")
-    assert newer.put(document).status_code == 204
+    assert newer.put(document).status_code == 201
     assert newer.code(2, "step", step_of("newer", POLICY[0])) == "environment_lost"
 
 

@@ -243,7 +243,9 @@ class World:
         self.given_up.clear()  # by another journal
         await asyncio.to_thread(self.place.restore, name)
         told = {one: json.loads(it.rollout.task) for one, it in kept.items()}  # none once taken
-        self.lengths = {one: it["length"] if it else self.lengths[one] for one, it in told.items()}
+        self.lengths = {
+            one: it["length"] if it else self.lengths.get(one, 0) for one, it in told.items()
+        }
         self.taken = {one for one, it in kept.items() if it.kind == "acknowledged"}
         self.results = {one: it.receipt for one, it in kept.items() if it.receipt}
         self.place.check_gate()
