@@ -123,19 +123,29 @@ def _popen() -> int:
 
 
 def _multiprocessing() -> int:
-    child = multiprocessing.get_context("fork").Process(target=signal.pause)
+    ready, said = os.pipe()
+    child = multiprocessing.get_context("fork").Process(target=_say_and_pause, args=(said,))
     child.start()
+    os.read(ready, 1)
     if child.pid is None:
         raise RuntimeError("it was started")
     return child.pid
 
 
 def _fork(fork: Callable[[], int]) -> int:
+    ready, said = os.pipe()
     pid = fork()
     if pid == 0:
-        signal.pause()
+        _say_and_pause(said)
         os._exit(0)
+    os.read(ready, 1)
     return pid
+
+
+def _say_and_pause(said: int) -> None:
+    """A child says that it runs: what it gives up at its start is given up by then."""
+    os.write(said, b"1")
+    signal.pause()
 
 
 def _given_sockets(*, listeners: bool) -> int:
