@@ -13,25 +13,16 @@ A completed session has no record: it has a result. Unknown fields and schemas a
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
-from typing import Any, Final, Literal, Self, get_args
+from typing import Any, Final, Self, get_args
 
 from rollout_router.checkpoint.digests import digest
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.rows import Recorded, Rollout
-from rollout_router.checkpoint.tool_session import SessionTask, ToolSession
+from rollout_router.checkpoint.tool_session import Boundary, SessionTask, ToolSession
 
-__all__ = ["SCHEMA", "Boundary", "BoundaryRecord", "boundary_of", "revisions_of", "session_of"]
+__all__ = ["SCHEMA", "BoundaryRecord", "boundary_of", "revisions_of", "session_of"]
 
 SCHEMA: Final = 1
-
-Boundary = Literal[
-    "pending_model",
-    "pending_action",
-    "action_complete",
-    "turn_complete",
-    "pending_close",
-    "pending_verify",
-]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -19,9 +19,9 @@ from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.manifest import Deliverable, Heading
 from rollout_router.checkpoint.records import Kept, agree, parse
+from rollout_router.checkpoint.refusing import known
 from rollout_router.checkpoint.rows import Recorded, Rollout, check_whole
-from rollout_router.checkpoint.run import Run
-from rollout_router.checkpoint.tables import outbox_of, rollout_of, rows_of
+from rollout_router.checkpoint.tables import outbox_of, rows_of
 from rollout_router.checkpoint.tool_session import SessionTask
 
 __all__ = ["Cut", "boundary_document"]
@@ -77,7 +77,7 @@ class Cut:
         rollout_id = kept.rollout.rollout_id
         if self._scope is not None and kept.kind != "open":
             code = _IN_SCOPE.get(kept.kind, "completed_in_scope")
-            raise _refused(code, kept.rollout, f"it is asked to go on, and it is {kept.kind}")
+            raise kept.rollout.refused(code, f"it is asked to go on, and it is {kept.kind}")
         if kept.kind == "restart":
             self._restarts.append(rollout_id)
         if kept.kind == "completed" and kept.receipt is not None:
@@ -86,16 +86,10 @@ class Cut:
     def _kept(self, rollout_id: str) -> Kept:
         def look(
             db: sqlite3.Connection,
-        ) -> tuple[Rollout | None, tuple[Recorded, ...], tuple[str, str | None] | None]:
-            return rollout_of(db, rollout_id), rows_of(db, rollout_id), outbox_of(db, rollout_id)
+        ) -> tuple[Rollout, tuple[Recorded, ...], tuple[str, str | None] | None]:
+            return known(db, rollout_id), rows_of(db, rollout_id), outbox_of(db, rollout_id)
 
         rollout, rows, outbox = self._journal.database.read(look)
-        if rollout is None:
-            raise CheckpointRefusal(
-                "rollout_unknown",
-                f"rollout {rollout_id}: this journal does not know it",
-                rollout_id=rollout_id,
-            )
         try:
             kept = _ended(rollout, rows, outbox)
         except CheckpointRefusal as refusal:
@@ -127,7 +121,7 @@ def boundary_document(
     journal: Journal, rollout: Rollout, rows: tuple[Recorded, ...]
 ) -> Mapping[str, Any] | None:
     """Where a tool-using session stands; None where no operation is left, and for other loops."""
-    environment_id = Run(journal, rollout, rows).environment_id
+    environment_id = journal.environment_name(rollout.rollout_id, rollout.restarts)
     try:
         task = SessionTask.from_document(json.loads(rollout.task))
         return boundary_of(rollout, rows, task, environment_id).document()
@@ -157,9 +151,3 @@ def _ended(
 def _aside(rollout: Rollout, rows: Sequence[Recorded], code: str) -> Kept:
     aside = rollout.set_aside(code, max((row.sequence for row in rows), default=0))
     return Kept(kind="quarantined", rollout=aside, reason=code)
-
-
-def _refused(code: str, rollout: Rollout, why: str) -> CheckpointRefusal:
-    return CheckpointRefusal(
-        code, f"rollout {rollout.rollout_id}: {why}", rollout_id=rollout.rollout_id
-    )

@@ -25,6 +25,7 @@ from typing import Any, Final, TypeVar
 
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.claims import Host
+from rollout_router.claims.disk import sync_directory
 
 __all__ = ["BUSY_S", "TOGETHER_MAX", "Database"]
 
@@ -200,7 +201,7 @@ class Database:
                     f"{self.path} is no file of this user's alone: give it an owner and a mode"
                     " of its own (chown, chmod 600), or use another"
                 )
-            _sync_directory(self.path.parent)
+            sync_directory(os.fspath(self.path.parent))
         except OSError as error:
             raise self._refused(f"{self.path} cannot be used: {error}") from error
 
@@ -266,11 +267,3 @@ def _commit(connection: sqlite3.Connection, batch: "list[_Write]") -> None:
     connection.execute("COMMIT")
     for tell in told:
         tell()
-
-
-def _sync_directory(path: Path) -> None:
-    directory = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

@@ -29,7 +29,6 @@ from rollout_router.checkpoint.refusing import (
     completed_of,
     known,
     not_open,
-    refused,
     restartable,
     with_receipt,
 )
@@ -154,13 +153,20 @@ class Journal:
                 ``chain_broken`` of a result, or the journal's own. It is as it was.
         """
         asked = (canonical(task), loop_digest, configuration_digest)
-        new = _begun(rollout_id, claim_epoch, asked, at=self.now())
+        new = Rollout.begun(
+            rollout_id,
+            claim_epoch,
+            task=asked[0],
+            loop_digest=loop_digest,
+            configuration_digest=configuration_digest,
+            at=self.now(),
+        )
 
         def change(db: sqlite3.Connection) -> Opened | Completed:
             found = rollout_of(db, rollout_id)
             if found is None:
-                insert(db, "rollout", asdict(replace(new, head=new.genesis)))
-                return Opened(rollout=known(db, rollout_id), rows=())
+                insert(db, "rollout", asdict(new))
+                return Opened(rollout=new, rows=())
             check_epoch(found, claim_epoch)
             if found.discarded:
                 adopted = replace(new, restarts=found.restarts, first=found.first)
@@ -341,7 +347,7 @@ class Journal:
                 rollout.next,
                 rollout.head,
             ):
-                raise refused("stale_attempt", found, "another one wrote to it")
+                raise found.refused("stale_attempt", "another one wrote to it")
             return change(db)
 
         return await self.database.write(checked)
@@ -374,24 +380,3 @@ class Journal:
 
     def _bind(self, db: sqlite3.Connection) -> None:
         db.executemany("INSERT INTO meta VALUES (?, ?)", self._unbound(db).items())
-
-
-def _begun(rollout_id: str, claim_epoch: int, asked: tuple[str, str, str], *, at: str) -> Rollout:
-    """A rollout that recorded nothing; its chain begins when it is known how often it began."""
-    task, loop_digest, configuration_digest = asked
-    return Rollout(
-        rollout_id=rollout_id,
-        claim_epoch=claim_epoch,
-        attempt=1,
-        restarts=0,
-        status="open",
-        reason="",
-        task=task,
-        loop_digest=loop_digest,
-        configuration_digest=configuration_digest,
-        first=1,
-        next=1,
-        head="",
-        reopened=0,
-        changed_at=at,
-    )

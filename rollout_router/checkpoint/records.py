@@ -83,10 +83,9 @@ def parse(line: bytes) -> Kept:
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise _unknown(f"{error!r:.300}") from error
     if kept.kind == "completed" and kept.receipt != receipt_of(kept.rollout, kept.payload or ""):
-        raise CheckpointRefusal(
+        raise kept.rollout.refused(
             "receipt_mismatch",
-            f"rollout {kept.rollout.rollout_id}: its receipt is not that of its result",
-            rollout_id=kept.rollout.rollout_id,
+            "its receipt is not that of its result",
         )
     return kept
 
@@ -109,17 +108,15 @@ def agree(
         there = None if one is None else one["revision"]
         ahead = one is not None and one["last"]["sequence"] == rollout.next
         if there != revision + ahead:
-            raise CheckpointRefusal(
+            raise rollout.refused(
                 "revision_mismatch",
-                f"rollout {rollout.rollout_id}: environment {environment_id} is at revision"
+                f"environment {environment_id} is at revision"
                 f" {there}, and its journal at {revision}",
-                rollout_id=rollout.rollout_id,
             )
     if found:
-        raise CheckpointRefusal(
+        raise rollout.refused(
             "revision_mismatch",
-            f"rollout {rollout.rollout_id}: its journal knows nothing of {sorted(found)}",
-            rollout_id=rollout.rollout_id,
+            f"its journal knows nothing of {sorted(found)}",
         )
 
 

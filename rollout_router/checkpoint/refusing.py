@@ -15,7 +15,6 @@ __all__ = [
     "completed_of",
     "known",
     "not_open",
-    "refused",
     "restartable",
     "with_receipt",
 ]
@@ -49,7 +48,7 @@ def restartable(db: sqlite3.Connection, rollout_id: str) -> Rollout:
     """
     found = known(db, rollout_id)
     if found.status == "acknowledged" or (found.status == "completed" and _told(db, rollout_id)):
-        raise refused("rollout_completed", found, "it is completed; its result stands")
+        raise found.refused("rollout_completed", "it is completed; its result stands")
     return found
 
 
@@ -70,9 +69,9 @@ def with_receipt(
     check_epoch(found, claim_epoch)
     held = db.execute("SELECT receipt FROM outbox WHERE rollout_id=?", (rollout_id,)).fetchone()
     if held is None:
-        raise refused("rollout_open", found, "it is not completed: there is no result")
+        raise found.refused("rollout_open", "it is not completed: there is no result")
     if held[0] != receipt:
-        raise refused("receipt_mismatch", found, "that is not the receipt of its result")
+        raise found.refused("receipt_mismatch", "that is not the receipt of its result")
     return found
 
 
@@ -83,15 +82,15 @@ def completed_of(db: sqlite3.Connection, rollout_id: str) -> Completed:
         "SELECT rollout_id, receipt, payload FROM outbox WHERE rollout_id=?", (rollout_id,)
     ).fetchone()
     if row is None or row[2] is None or receipt_of(found, row[2]) != row[1]:
-        raise refused("chain_broken", found, "its result is not what it was completed with")
+        raise found.refused("chain_broken", "its result is not what it was completed with")
     return Completed(rollout_id=row[0], receipt=row[1], payload=row[2])
 
 
 def check_epoch(found: Rollout, claim_epoch: int) -> None:
     """Refuse an epoch below the highest that was seen: ``stale_attempt``."""
     if claim_epoch < found.claim_epoch:
-        raise refused(
-            "stale_attempt", found, f"claim epoch {claim_epoch} is behind {found.claim_epoch}"
+        raise found.refused(
+            "stale_attempt", f"claim epoch {claim_epoch} is behind {found.claim_epoch}"
         )
 
 
@@ -104,9 +103,8 @@ def check_same(found: Rollout, task: str, loop_digest: str, configuration_digest
     ):
         # A result stands, whatever loop would make of it now.
         if asked != recorded and (found.status == "open" or what == "task"):
-            raise refused(
+            raise found.refused(
                 f"{what}_changed",
-                found,
                 f"its {what} is not the one that it was begun with; give it that one, or restart"
                 " it (`rollout-router sessions restart`)",
             )
@@ -117,18 +115,8 @@ def not_open(found: Rollout) -> CheckpointRefusal:
     match found.status:
         case "quarantined":
             why = f"it was set aside ({found.reason}): `rollout-router sessions restart` begins it"
-            return refused("rollout_quarantined", found, f"{why} anew")
+            return found.refused("rollout_quarantined", f"{why} anew")
         case "acknowledged":
-            return refused("result_acknowledged", found, "its result was taken and acknowledged")
+            return found.refused("result_acknowledged", "its result was taken and acknowledged")
         case _:
-            return refused("rollout_completed", found, "it is completed")
-
-
-def refused(code: str, found: Rollout, why: str) -> CheckpointRefusal:
-    """A refusal about *found*."""
-    return CheckpointRefusal(
-        code,
-        f"rollout {found.rollout_id}: {why}",
-        rollout_id=found.rollout_id,
-        claim_epoch=found.claim_epoch,
-    )
+            return found.refused("rollout_completed", "it is completed")

@@ -10,7 +10,7 @@ attempts: a rollout that was interrupted ends with the same links as one that wa
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal, get_args
+from typing import Any, Final, Literal, Self, get_args
 
 from rollout_router.checkpoint.digests import canonical, chained, digest, link
 from rollout_router.checkpoint.errors import CheckpointRefusal
@@ -57,6 +57,45 @@ class Rollout:
         """The link before the first operation."""
         parts = (self.rollout_id, self.loop_digest, self.configuration_digest)
         return chained(*parts, digest(self.task), self.restarts, self.first)
+
+    @classmethod
+    def begun(
+        cls,
+        rollout_id: str,
+        claim_epoch: int,
+        *,
+        task: str,
+        loop_digest: str,
+        configuration_digest: str,
+        at: str,
+    ) -> Self:
+        """A rollout that recorded nothing."""
+        new = cls(
+            rollout_id=rollout_id,
+            claim_epoch=claim_epoch,
+            attempt=1,
+            restarts=0,
+            status="open",
+            reason="",
+            task=task,
+            loop_digest=loop_digest,
+            configuration_digest=configuration_digest,
+            first=1,
+            next=1,
+            head="",
+            reopened=0,
+            changed_at=at,
+        )
+        return replace(new, head=new.genesis)
+
+    def refused(self, code: str, why: str) -> CheckpointRefusal:
+        """A refusal that is about it."""
+        return CheckpointRefusal(
+            code,
+            f"rollout {self.rollout_id}: {why}",
+            rollout_id=self.rollout_id,
+            claim_epoch=self.claim_epoch,
+        )
 
     def begun_anew(self, reason: str) -> "Rollout":
         """It, at its beginning again: what was recorded is given up.
@@ -141,12 +180,10 @@ def check_whole(rollout: Rollout, rows: Sequence[Recorded]) -> None:
     """
 
     def refused(code: str, what: str) -> CheckpointRefusal:
-        return CheckpointRefusal(
+        return rollout.refused(
             code,
-            f"rollout {rollout.rollout_id}: {what} in its journal; it is set aside, and"
-            " `rollout-router sessions restart` starts it again from its input",
-            rollout_id=rollout.rollout_id,
-            claim_epoch=rollout.claim_epoch,
+            f"{what} in its journal; it is set aside, and `rollout-router sessions restart` starts"
+            " it again from its input",
         )
 
     done = [row for row in rows if row.result is not None]

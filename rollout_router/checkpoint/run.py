@@ -274,12 +274,7 @@ class Run:
 
     def refused(self, code: str, why: str) -> CheckpointRefusal:
         """A refusal of this run."""
-        return CheckpointRefusal(
-            code,
-            f"rollout {self.rollout_id}: {why}",
-            rollout_id=self.rollout_id,
-            claim_epoch=self.rollout.claim_epoch,
-        )
+        return self.rollout.refused(code, why)
 
 
 class Step:

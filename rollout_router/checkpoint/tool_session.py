@@ -15,18 +15,19 @@ from typing import Any, Final, Literal, Self
 
 from rollout_router.checkpoint.rows import Effect
 
-__all__ = ["TRANSITIONS", "Next", "Phase", "SessionTask", "ToolSession"]
+__all__ = ["TRANSITIONS", "Boundary", "Next", "Phase", "SessionTask", "ToolSession"]
 
-Phase = Literal[
-    "pending_seed",
+Boundary = Literal[
     "pending_model",
     "pending_action",
     "action_complete",
     "turn_complete",
     "pending_close",
     "pending_verify",
-    "finished",
 ]
+"""Between two operations, where a session that is not finished can go on."""
+
+Phase = Literal["pending_seed", Boundary, "finished"]
 
 TRANSITIONS: Final[Mapping[tuple[Phase, str], tuple[Phase, ...]]] = {
     ("pending_seed", "seed"): ("pending_model",),

@@ -34,15 +34,15 @@ from rollout_router.cli.flags import (
     Seconds,
     ended_by,
     flag,
+    journal_flag,
     json_flag,
     state_dir_flag,
 )
 from rollout_router.cli.terminal import printable
 from rollout_router.operate import WAIT_S_MAX
 
-__all__ = ["checkpoint", "journal_flag", "opened_journal", "refusing"]
+__all__ = ["checkpoint", "opened_journal", "refusing"]
 
-_FILE: Final = click.Path(path_type=Path, dir_okay=False)
 _DIRECTORY: Final = click.Path(path_type=Path, file_okay=False)
 _BUDGET_S: Final = 300.0
 
@@ -60,11 +60,6 @@ class _Id(click.ParamType[str]):
 
 
 _checkpoint_id = click.argument("checkpoint_id", type=_Id())
-
-
-def journal_flag(*, required: bool = True) -> Callable[[Any], Any]:
-    """``--journal``, for every command that looks into one."""
-    return flag("--journal", type=_FILE, required=required, help="The journal of an agent server.")
 
 
 def _archive_flag() -> Callable[[Any], Any]:

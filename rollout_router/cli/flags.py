@@ -26,6 +26,7 @@ __all__ = [
     "default_state_dir",
     "ended_by",
     "flag",
+    "journal_flag",
     "json_flag",
     "state_dir_flag",
 ]
@@ -124,6 +125,16 @@ def state_dir_flag() -> Callable[[Any], Any]:
         type=click.Path(path_type=Path, file_okay=False),
         default=default_state_dir,
         help="The claim store of one service.",
+    )
+
+
+def journal_flag(*, required: bool = True) -> Callable[[Any], Any]:
+    """``--journal``, for every command that looks into one."""
+    return flag(
+        "--journal",
+        type=click.Path(path_type=Path, dir_okay=False),
+        required=required,
+        help="The journal of an agent server.",
     )
 
 

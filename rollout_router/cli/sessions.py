@@ -7,7 +7,6 @@ A session that is lost is answered 410 for as long as its tombstone is listed (R
 
 import json
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
 
@@ -17,7 +16,14 @@ from rollout_router.claims import Claim, valid_rollout_id
 from rollout_router.cli.claims_owners import Owners, open_store, row_of, surveyed
 from rollout_router.cli.claims_show import show
 from rollout_router.cli.claims_view import described, name_each, print_table
-from rollout_router.cli.flags import SCHEMA, ExitCode, ended_by, flag, json_flag, state_dir_flag
+from rollout_router.cli.flags import (
+    SCHEMA,
+    ExitCode,
+    ended_by,
+    journal_flag,
+    json_flag,
+    state_dir_flag,
+)
 from rollout_router.routing.sessions import PREFIX, session_name
 
 __all__ = ["sessions"]
@@ -39,17 +45,8 @@ def sessions() -> None:
     """Inspect the sessions of a store."""
 
 
-def _journal_flag(*, required: bool = False) -> Callable[[Any], Any]:
-    return flag(
-        "--journal",
-        type=click.Path(path_type=Path, dir_okay=False),
-        required=required,
-        help="Those of an agent server instead, from its journal.",
-    )
-
-
 @sessions.command("list")
-@_journal_flag()
+@journal_flag(required=False)
 @state_dir_flag()
 @json_flag()
 def list_sessions(*, journal: Path | None, state_dir: Path, as_json: bool) -> None:
@@ -79,7 +76,7 @@ def list_sessions(*, journal: Path | None, state_dir: Path, as_json: bool) -> No
 
 @sessions.command("show")
 @click.argument("name")
-@_journal_flag()
+@journal_flag(required=False)
 @state_dir_flag()
 @json_flag()
 def show_session(*, name: str, journal: Path | None, state_dir: Path, as_json: bool) -> None:
@@ -108,7 +105,7 @@ def show_session(*, name: str, journal: Path | None, state_dir: Path, as_json: b
 
 @sessions.command("restart")
 @click.argument("rollout_id")
-@_journal_flag(required=True)
+@journal_flag()
 @click.option("--yes", is_flag=True, help="Do it; without, only say what would be done.")
 def restart_session(*, rollout_id: str, journal: Path, yes: bool) -> None:
     """Have a session of an agent server begin anew, from its input or with another.

@@ -18,6 +18,7 @@ from rollout_router.checkpoint.digests import canonical
 from rollout_router.checkpoint.effects import Performed
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal, Opened
+from rollout_router.checkpoint.rows import Rollout
 from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.sessions import Sessions
 from rollout_router.checkpoint.tool_session import Next, SessionTask, ToolSession
@@ -50,6 +51,11 @@ def journal_in(
 ) -> Journal:
     path = folder / "journal.sqlite3"
     return Journal(path, instance=instance, run=run, store_id=store_id, now=lambda: "then")
+
+
+def begun(rollout_id: str) -> Rollout:
+    """A rollout of claim epoch 1 that recorded nothing."""
+    return Rollout.begun(rollout_id, 1, task="{}", **DIGESTS, at="then")
 
 
 async def opened(journal: Journal, epoch: int = 1, rollout_id: str = "r") -> Opened:

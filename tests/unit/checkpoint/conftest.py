@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Deployments for the tests of checkpoints."""
+"""Journals and deployments for the tests of checkpoints."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -8,8 +8,25 @@ from typing import Any
 import pytest
 from support.deployment import Deploy, Deployment
 from support.folders import private_folder
+from support.recording import journal_in
 
+from rollout_router.checkpoint import run
+from rollout_router.checkpoint.journal import Journal
 from rollout_router.claims import FileClaimStore
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody waits before an operation is tried again, but as long as its server asks for."""
+    monkeypatch.setattr(run, "_PAUSE_S_MIN", 0.0)
+
+
+@pytest.fixture
+def journal(folder: Path) -> Iterator[Journal]:
+    """A new journal, in a folder of its own."""
+    journal = journal_in(folder)
+    yield journal
+    journal.close()
 
 
 @pytest.fixture(scope="module")

@@ -25,11 +25,6 @@ from rollout_router.claims import FileClaimStore
 OPERATIONS = ["seed", "model", "step", "step", "model", "step", "model", "close", "verify"]
 
 
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_PAUSE_S_MIN", 0.0)
-
-
 @pytest.fixture(scope="module")
 def place() -> Iterator[Path]:
     """Where the agents' claim store is, which they only read, and their folders beside it."""

@@ -17,7 +17,6 @@ from support.recording import (
 
 from rollout_router.checkpoint.boundary import (
     SCHEMA,
-    Boundary,
     BoundaryRecord,
     boundary_of,
     session_of,
@@ -27,7 +26,7 @@ from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Opened
 from rollout_router.checkpoint.rows import Recorded
 from rollout_router.checkpoint.run import Run
-from rollout_router.checkpoint.tool_session import SessionTask
+from rollout_router.checkpoint.tool_session import Boundary, SessionTask
 
 SESSION_TASK = SessionTask.from_document(TASK)
 

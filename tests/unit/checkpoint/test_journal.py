@@ -3,7 +3,7 @@ import asyncio
 import sqlite3
 import subprocess
 import sys
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -28,13 +28,6 @@ ROW = Recorded(
     orphans=0,
     chain=None,
 )
-
-
-@pytest.fixture
-def journal(folder: Path) -> Iterator[Journal]:
-    journal = journal_in(folder)
-    yield journal
-    journal.close()
 
 
 def done(rollout: Rollout) -> Recorded:

@@ -2,7 +2,7 @@
 """A run at a gate that closes: parked it wrote nothing, and nothing tells of it afterwards."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,24 +21,11 @@ from support.recording import (
     sessions_of,
 )
 
-from rollout_router.checkpoint import run as run_module
 from rollout_router.checkpoint.effects import Lost, NotPerformed, Performed
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.rows import EFFECTS, Effect
 from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.wire import Operation
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_PAUSE_S_MIN", 0.0)
-
-
-@pytest.fixture
-def journal(folder: Path) -> Iterator[Journal]:
-    journal = journal_in(folder)
-    yield journal
-    journal.close()
 
 
 async def begun(journal: Journal, gate: Gate) -> Run:

@@ -6,6 +6,7 @@ from typing import Any
 
 import pytest
 from support.deployment import code_of
+from support.recording import begun
 
 from rollout_router.checkpoint.boundary import boundary_of
 from rollout_router.checkpoint.digests import canonical, digest
@@ -34,21 +35,8 @@ RESULTS: list[tuple[str, Any]] = [
         },
     ),
 ]
-BEGUN = Rollout(
-    rollout_id="r1",
-    claim_epoch=3,
-    attempt=1,
-    restarts=0,
-    status="open",
-    reason="",
-    task=canonical({"scenario": "s", "seed": 1}),
-    loop_digest="loop",
-    configuration_digest="configuration",
-    first=1,
-    next=1,
-    head="",
-    reopened=0,
-    changed_at="now",
+BEGUN = replace(
+    begun("r1"), claim_epoch=3, task=canonical({"scenario": "s", "seed": 1}), changed_at="now"
 )
 
 

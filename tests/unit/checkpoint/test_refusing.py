@@ -3,27 +3,13 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from support.recording import begun
 
 from rollout_router.checkpoint.errors import CODES, CheckpointRefusal
 from rollout_router.checkpoint.refusing import check_epoch, check_same, not_open
-from rollout_router.checkpoint.rows import Rollout, Status
+from rollout_router.checkpoint.rows import Status
 
-ROLLOUT = Rollout(
-    rollout_id="r",
-    claim_epoch=5,
-    attempt=1,
-    restarts=0,
-    status="open",
-    reason="",
-    task="t",
-    loop_digest="l",
-    configuration_digest="c",
-    first=1,
-    next=1,
-    head="",
-    reopened=0,
-    changed_at="then",
-)
+ROLLOUT = replace(begun("r"), claim_epoch=5, task="t")
 
 
 @pytest.mark.parametrize(("epoch", "stale"), [(1, True), (4, True), (5, False), (6, False)])

@@ -3,28 +3,14 @@ from collections.abc import Callable
 from dataclasses import replace
 
 import pytest
+from support.recording import begun
 
 from rollout_router.checkpoint.digests import canonical
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.rows import DISCARDED, Recorded, Rollout, check_whole, receipt_of
 
 Rows = list[Recorded]
-EMPTY = Rollout(
-    rollout_id="r",
-    claim_epoch=1,
-    attempt=1,
-    restarts=0,
-    status="open",
-    reason="",
-    task="{}",
-    loop_digest="l",
-    configuration_digest="c",
-    first=3,
-    next=3,
-    head="",
-    reopened=0,
-    changed_at="then",
-)
+EMPTY = replace(begun("r"), first=3, next=3)
 ROW = Recorded(
     sequence=3,
     claim_epoch=1,

@@ -1,31 +1,18 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from support.recording import Died, Server, dump, journal_in, on_a_loop, opened, refused, sql
 
-from rollout_router.checkpoint import run as run_module
 from rollout_router.checkpoint.effects import Lost, NotPerformed, Performed, Send
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.rows import EFFECTS, Effect, check_whole
 from rollout_router.checkpoint.run import LOST_MAX, Run
 from rollout_router.checkpoint.wire import Operation
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_PAUSE_S_MIN", 0.0)
-
-
-@pytest.fixture
-def journal(folder: Path) -> Iterator[Journal]:
-    journal = journal_in(folder)
-    yield journal
-    journal.close()
 
 
 async def begun(journal: Journal, epoch: int = 1, **named: Any) -> Run:

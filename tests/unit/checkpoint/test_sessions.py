@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from support.recording import (
     act,
     call,
     dump,
-    journal_in,
     on_a_loop,
     refused,
     sessions_of,
@@ -27,18 +25,6 @@ from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.sessions import source_digest
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_PAUSE_S_MIN", 0.0)
-
-
-@pytest.fixture
-def journal(folder: Path) -> Iterator[Journal]:
-    journal = journal_in(folder)
-    yield journal
-    journal.close()
 
 
 class Held:

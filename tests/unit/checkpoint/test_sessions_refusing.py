@@ -3,7 +3,6 @@
 
 import asyncio
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ from support.recording import (
     act,
     call,
     dump,
-    journal_in,
     on_a_loop,
     one,
     refused,
@@ -22,26 +20,12 @@ from support.recording import (
     sql,
 )
 
-from rollout_router.checkpoint import run as run_module
 from rollout_router.checkpoint.digests import digest
 from rollout_router.checkpoint.effects import Lost, NotPerformed, Performed
 from rollout_router.checkpoint.errors import CheckpointRefusal
 from rollout_router.checkpoint.journal import Journal
 from rollout_router.checkpoint.run import Run
 from rollout_router.checkpoint.sessions import RESTARTS_MAX
-
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run_module, "_PAUSE_S_MIN", 0.0)
-
-
-@pytest.fixture
-def journal(folder: Path) -> Iterator[Journal]:
-    journal = journal_in(folder)
-    yield journal
-    journal.close()
-
 
 # What a journal that is not whole does to its rollout.
 

@@ -5,8 +5,9 @@ from contextlib import closing
 from dataclasses import asdict, replace
 
 import pytest
+from support.recording import begun
 
-from rollout_router.checkpoint.rows import Recorded, Rollout
+from rollout_router.checkpoint.rows import Recorded
 from rollout_router.checkpoint.tables import (
     SCHEMA,
     all_rollouts,
@@ -17,22 +18,7 @@ from rollout_router.checkpoint.tables import (
     rows_of,
 )
 
-ROLLOUT = Rollout(
-    rollout_id="r",
-    claim_epoch=(1 << 63) - 1,
-    attempt=1,
-    restarts=0,
-    status="open",
-    reason="",
-    task="{}",
-    loop_digest="l",
-    configuration_digest="c",
-    first=1,
-    next=1,
-    head="h",
-    reopened=0,
-    changed_at="then",
-)
+ROLLOUT = replace(begun("r"), claim_epoch=(1 << 63) - 1, head="h")
 INTENT = Recorded(
     sequence=1,
     claim_epoch=1,
