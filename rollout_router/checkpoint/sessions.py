@@ -80,8 +80,8 @@ class Sessions:
         loop: see :data:`Loop`.
         loop_digest: of its code, as :func:`source_digest` makes it.
         configuration: what the loop depends on besides its task; JSON.
-        release: tells the environments' server that they are no longer needed, before the journal
-            forgets them; idempotent.
+        release: tells the environments' server that they are no longer needed; idempotent. After
+            a restart, and before the journal forgets them when a result is acknowledged.
         patience_s: see :class:`Run`.
     """
 
@@ -241,9 +241,14 @@ class Sessions:
                 _logger.error("%s", exhausted)
                 await self._journal.quarantine(run.rollout, exhausted.code)
                 raise exhausted from refusal
+            anew = await self._journal.restart(run.rollout, refusal.code)
             _logger.warning("%s; it starts again from its input", refusal)
-            await self._release(run.environment_ids)
-            return await self._journal.restart(run.rollout, refusal.code)
+            # Not before: an owner that was overtaken must not take its successor's away (F1).
+            try:
+                await self._release(run.environment_ids)
+            except CheckpointRefusal as kept:
+                _logger.warning("%s; it is given up with the acknowledgement of the result", kept)
+            return anew
 
     async def acknowledge(self, call: Call, receipt: str) -> None:
         """Free the result of a rollout whose taker has it, and its environments. Again is fine.

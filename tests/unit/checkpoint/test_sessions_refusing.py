@@ -3,6 +3,7 @@
 
 import asyncio
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -209,21 +210,44 @@ async def test_no_loop_makes_anything_else_of_a_refusal(
 
 
 @on_a_loop
-async def test_a_rollout_whose_environments_cannot_be_given_up_is_as_it_was(
+async def test_an_environment_that_cannot_be_given_up_at_a_restart_is_with_the_acknowledgement(
     folder: Path, journal: Journal
 ) -> None:
-    async def release(environment_ids: Any) -> None:
-        raise CheckpointRefusal("environment_unreachable", str(environment_ids))
+    released: list[set[str]] = []
+
+    async def release(environment_ids: Collection[str]) -> None:
+        released.append(set(environment_ids))
+        if len(released) == 1:
+            raise CheckpointRefusal("environment_unreachable", "nobody is there")
 
     async def loop(run: Run, task: Any) -> Any:  # noqa: ARG001 - the form of a loop
         await act(run, environment_id=run.environment_id)
-        raise run.refused("divergence", "for ever")
+        if run.rollout.restarts == 0:
+            raise run.refused("divergence", "once")
+        return 1
+
+    names = [journal.environment_name("r", restarts) for restarts in (0, 1)]
+    async with sessions_of(journal, loop, release=release) as sessions:
+        done = await sessions.run(call(), TASK)
+        await sessions.acknowledge(call(), done.receipt)
+    assert released == [{names[0]}, set(names)]
+    assert sql(folder, "SELECT restarts, status FROM rollout") == [(1, "acknowledged")]
+
+
+@on_a_loop
+async def test_f1_an_owner_that_was_overtaken_gives_up_no_environment(journal: Journal) -> None:
+    async def release(environment_ids: Collection[str]) -> None:
+        raise AssertionError(f"{environment_ids} are its successor's")
+
+    async def loop(run: Run, task: Any) -> Any:
+        await act(run, environment_id=run.environment_id)
+        found = run.rollout
+        named = {
+            "loop_digest": found.loop_digest,
+            "configuration_digest": found.configuration_digest,
+        }
+        await journal.open_rollout("r", 2, task=task, **named)
+        raise run.refused("divergence", "too late")
 
     async with sessions_of(journal, loop, release=release) as sessions:
-        await refused("environment_unreachable", sessions.run(call(), TASK))
-        before = dump(folder)
-        await refused("environment_unreachable", sessions.run(call(), TASK))
-    after = dump(folder)
-    assert after["rollout"][0][:12] == before["rollout"][0][:12]  # but for how often it was opened
-    assert after["operation"] == before["operation"]
-    assert before["rollout"][0][3:5] == (0, "open")
+        await refused("stale_attempt", sessions.run(call(), TASK))
