@@ -112,7 +112,8 @@ def test_a_run_that_fails_is_a_finding_and_the_others_go_on(
         assert (folder / "pi-chat-faults-full" / "gateway.log").exists()
 
 
-@pytest.mark.parametrize("how", [pytest.param("", marks=pytest.mark.long), "setsid "])
+@pytest.mark.long
+@pytest.mark.parametrize("how", ["", "setsid "])
 def test_what_a_harness_leaves_running_ends_with_it(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, how: str
 ) -> None:

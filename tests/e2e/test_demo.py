@@ -91,7 +91,10 @@ def test_bad_input_ends_before_anything_starts(
 
 @pytest.mark.parametrize(
     ("number", "code"),
-    [(signal.SIGINT, 130), pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long)],
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
+        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
+    ],
 )
 def test_an_interrupt_ends_everything_that_was_started(
     folder: Path, number: signal.Signals, code: int

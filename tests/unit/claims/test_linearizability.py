@@ -205,7 +205,7 @@ def test_c1_a_history_that_no_right_store_can_have_is_not_explained(
 
 
 @pytest.mark.parametrize(
-    "size", [(6, 20.0), pytest.param((8, 180.0), marks=pytest.mark.long)], ids=["short", "long"]
+    "size", [(6, 12.0), pytest.param((8, 180.0), marks=pytest.mark.long)], ids=["short", "long"]
 )
 @pytest.mark.timeout(900)
 def test_c1_c2_c3_c4_c5_a_race_of_real_workers_is_one_story(

@@ -365,9 +365,12 @@ def test_c3_a_file_that_does_not_say_whose_it_is_is_left_and_named(store: FileCl
     assert path.exists()
 
 
-def test_c3_two_sweeps_at_one_time_are_as_safe_as_one(store: FileClaimStore, live: Live) -> None:
+@pytest.mark.parametrize("stride", [13, pytest.param(3, marks=pytest.mark.long)])
+def test_c3_two_sweeps_at_one_time_are_as_safe_as_one(
+    store: FileClaimStore, live: Live, stride: int
+) -> None:
     """A whole second sweep, and a take-over, between any two steps of the first."""
-    for step in range(0, 300, 7):
+    for step in range(0, 300, stride):
         dead, heir = live(), live()
         for number in range(3):
             store.take(f"r{number}", dead.owner)
