@@ -89,13 +89,8 @@ def test_bad_input_ends_before_anything_starts(
     assert not (folder / ".demo").exists()
 
 
-@pytest.mark.parametrize(
-    ("number", "code"),
-    [
-        pytest.param(signal.SIGINT, 130, marks=pytest.mark.long),
-        pytest.param(signal.SIGTERM, 143, marks=pytest.mark.long),
-    ],
-)
+@pytest.mark.long
+@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
 def test_an_interrupt_ends_everything_that_was_started(
     folder: Path, number: signal.Signals, code: int
 ) -> None:
