@@ -20,7 +20,7 @@ setup: .venv/.complete
 		{ echo "Python 3.11 or newer is needed; name one with make PYTHON=..."; exit 1; }
 	$(PYTHON) -m venv .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
-		--constraint constraints.txt --editable '.[demo,dev]'
+		--constraint constraints.txt --editable '.[demo,dev,docs]'
 	@touch $@
 
 demo: setup

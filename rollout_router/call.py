@@ -6,7 +6,7 @@ Sinks read it; an application may. It is not set for a request without a rollout
 """
 
 from dataclasses import dataclass, field
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 __all__ = ["CALL_KEY", "Call", "Steps"]
 
@@ -64,3 +64,11 @@ class Call:
     worker_id: str
     store_id: str
     steps: Steps | None = field(default=None, compare=False, repr=False)  # None as claim_epoch is
+
+    def named(self) -> dict[str, Any]:
+        """Who it is, as the fields of a log line."""
+        return {
+            "rollout_id": self.rollout_id,
+            "claim_epoch": self.claim_epoch,
+            "worker_id": self.worker_id,
+        }

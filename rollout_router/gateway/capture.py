@@ -20,6 +20,7 @@ waits for the record a bounded time, and goes on.
 
 import asyncio
 import logging
+import time
 import uuid
 from collections import OrderedDict, deque
 from collections.abc import Callable
@@ -35,7 +36,8 @@ from rollout_router.gateway.sink import CaptureSink, EpochFenced, SinkUnavailabl
 from rollout_router.gateway.turn_end import Ending
 from rollout_router.gateway.withholding import Withheld, withheld_of
 from rollout_router.gateway.writers import Writers
-from rollout_router.metrics import FENCED
+from rollout_router.logs import told
+from rollout_router.metrics import FENCED, STAGE_SECONDS
 
 __all__ = ["RESPONSE_BYTES_MAX", "WITHHELD_BYTES_MAX", "Capture"]
 
@@ -48,8 +50,7 @@ WITHHELD_BYTES_MAX: Final = 64 << 20
 _RAISED_MAX: Final = 16_384  # rollouts whose raise is remembered; a forgotten one is raised again
 _WRITING_S: Final = 1.0  # beyond the sink's lock time-out, a cancelled call waits for its record
 _SERVER_ERROR: Final = 500
-
-_log = logging.getLogger(__name__)
+_logger = logging.getLogger(__name__)
 
 
 def _utc_now() -> datetime:
@@ -134,8 +135,8 @@ class Capture:
         try:
             await self._writers.submit(call.rollout_id, lift)
         except EpochFenced as fenced:
-            FENCED.labels(where="sink").inc()
-            _log.warning("%s; nothing of it ran", fenced)
+            FENCED["sink"].inc()
+            _tell("record_fenced", f"{fenced}; nothing of it ran", call)
             return Refusal(
                 "claim_moved",
                 f"{fenced}; nothing ran, send again",
@@ -143,7 +144,7 @@ class Capture:
                 claim_epoch=fenced.highest,
             )
         except SinkUnavailable as error:
-            _log.warning("%s", error)
+            _tell("record_refused", str(error), call)
             return Refusal(
                 "claim_store_unavailable",
                 f"{error}; nothing ran, send again",
@@ -299,12 +300,15 @@ class _Exchange:
 
     async def _record(self, outcome: Outcome) -> str | None:
         """Write the record; None when it stands, else why it does not."""
+        began_s = time.perf_counter()
         self._writing = self._append(self._made(outcome))
         try:
             await asyncio.shield(self._writing)
         except (EpochFenced, SinkUnavailable) as error:
             self._say_not_taken(error)
             return str(error)
+        finally:
+            STAGE_SECONDS["capture"].observe(time.perf_counter() - began_s)
         return None
 
     async def _leave_record(self, outcome: Outcome) -> None:
@@ -323,8 +327,8 @@ class _Exchange:
             return
         self._told = True
         if isinstance(error, EpochFenced):
-            FENCED.labels(where="sink").inc()
-        _log.warning("a call's record was not taken: %s", error)
+            FENCED["sink"].inc()
+        _tell("record_refused", f"a call's record was not taken: {error}", self._call)
 
     def _made(self, outcome: Outcome) -> Record:
         query = self._scope.get("query_string", b"")
@@ -377,6 +381,10 @@ class _Exchange:
         ]
         headers.append((b"content-length", str(len(whole)).encode()))
         self._start = {**self._start, "headers": headers}
+
+
+def _tell(event: str, text: str, call: Call) -> None:
+    told(_logger, event, text, level=logging.WARNING, **call.named())
 
 
 async def _answer(refusal: Refusal, send: Send) -> None:

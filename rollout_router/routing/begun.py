@@ -17,15 +17,12 @@ from uvicorn.protocols.http.httptools_impl import STATUS_LINE
 
 from rollout_router.asgi import Scope
 from rollout_router.claims import Claim, ClaimsError
+from rollout_router.metrics import HOP_SECONDS, HOPS, RECEIVED, REQUESTS
 from rollout_router.routing import headers as wire
+from rollout_router.routing.counting import class_of
 from rollout_router.routing.decision import Forward, route_public
-from rollout_router.routing.forward import (
-    MISDIRECTED,
-    Target,
-    begin_of_head,
-    end_of_head,
-    lines_of_connection,
-)
+from rollout_router.routing.forward import MISDIRECTED, Target
+from rollout_router.routing.hop_head import begin_of_head, end_of_head, lines_of_connection
 from rollout_router.routing.worker import Worker
 from rollout_router.transport.hop import Body, HopResponse, HopStarted
 
@@ -95,6 +92,7 @@ class BegunHop:
         self._then: Callable[[], None] | None = None
         self._asked = False  # for its answer: whoever has that is done with the connection
         self.worker.in_hand[False] += 1
+        RECEIVED["public"].inc()
 
     def listen(self, then: Callable[[], None]) -> None:
         """Call *then* once: when there is news of the answer, or none came in time."""
@@ -128,7 +126,8 @@ class BegunHop:
         if length != b"%d" % answer.buffered_bytes:  # no length, or the answer to a HEAD
             return None
         lines += (b"\r\n", self._started.body())
-        self.worker.in_hand[False] -= 1
+        HOP_SECONDS.observe(self._hops.loop.time() - self.began_s)
+        self._over("delivered", class_of(answer.status))
         return b"".join(lines)
 
     def stands(self) -> bool:
@@ -155,7 +154,13 @@ class BegunHop:
         self._hops.discard(self)
         self._started.abort()
         self._then = None  # as in :meth:`tell`
+        self._over("client_gone", "client_gone")
+
+    def _over(self, how: str, outcome: str) -> None:
+        """Nobody else counts it."""
         self.worker.in_hand[False] -= 1
+        HOPS[how].inc()
+        REQUESTS["public", outcome].inc()
 
 
 class KnownHead(NamedTuple):

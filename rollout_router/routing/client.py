@@ -52,6 +52,7 @@ class Client:
         self.gone = asyncio.Event()  # set when the client left, or has its whole answer
         self.started = False
         self.complete = False
+        self.status: int | None = None  # of the answer, once it has started
 
     @property
     def body_is_whole(self) -> bool:
@@ -154,6 +155,7 @@ class Client:
             return
         if message["type"] == "http.response.start":
             self.started = True
+            self.status = message["status"]
         await self._send(message)
         if message["type"] == "http.response.body" and not message.get("more_body", False):
             self._finish()
@@ -202,6 +204,7 @@ class Client:
         ):
             headers.append((b"content-length", str(len(body)).encode()))
         self.started = True
+        self.status = self._held_start["status"]
         await self._send({**self._held_start, "headers": headers})
         await self._send({"type": "http.response.body", "body": body, "more_body": False})
         self._finish()

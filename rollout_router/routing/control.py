@@ -2,6 +2,7 @@
 """What is asked of one worker over its private socket, by an operator or a checkpoint (R6).
 
     GET  /status             what it is, what it has in hand, and how its gate stands
+    GET  /changes?after=N    its rollouts that changed since the cursor N, and what happened
     POST /admission?wait=S   read the gate now; answer once nothing is in hand, or after S seconds:
                              of a call that works in steps only its steps are
     POST /drain              end this process as SIGTERM does
@@ -14,7 +15,7 @@ import asyncio
 import http
 import json
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Final
 from urllib.parse import parse_qs
 
@@ -51,9 +52,11 @@ async def answer_control(worker: Worker | None, scope: Scope, receive: Receive, 
         await _quiet(worker, _wait_s(scope), receive)
     elif asked == ("POST", "/drain"):
         signal.raise_signal(signal.SIGTERM)  # ours, whoever had this pid before
-    elif asked != ("GET", "/status"):
+    elif asked not in _TOLD:
         status = http.HTTPStatus.NOT_FOUND
-    answer = _status(worker) if worker is not None and status is http.HTTPStatus.OK else {}
+    answer: dict[str, Any] = {}
+    if worker is not None and status is http.HTTPStatus.OK:
+        answer = _TOLD.get(asked, _status)(worker, scope)
     body = json.dumps(answer).encode()
     headers = [
         (b"content-type", b"application/json"),
@@ -65,7 +68,26 @@ async def answer_control(worker: Worker | None, scope: Scope, receive: Receive, 
     await send({"type": "http.response.body", "body": body})
 
 
-def _status(worker: Worker) -> dict[str, Any]:
+def _changes(worker: Worker, scope: Scope) -> dict[str, Any]:
+    after = _asked(scope, "after")
+    held, gate = worker.history.statistics(), worker.admission.gate
+    status = {
+        "leaving": worker.ownership.leaving,
+        "claims": len(worker.ownership.grants),
+        "sessions": worker.ownership.sessions,
+        "in_flight": worker.in_hand.total(),
+        "parked": len(worker.stepping.parked()),
+        "bases": held.bases,
+        "base_bytes": held.bytes,
+        "lag_ms": round(1000 * worker.observed.lag_s(), 3),
+        "started_at": worker.observed.started_at,
+        "gate": {"open": gate.open, "by": gate.by, "why": gate.why},
+    }
+    changes = worker.observed.changes.since(int(after) if after.isdigit() else 0)
+    return {"schema": SCHEMA, "id": worker.id, "pid": worker.pid, "status": status, **changes}
+
+
+def _status(worker: Worker, _: Scope) -> dict[str, Any]:
     gate, now = worker.admission.gate, worker.history.clock()
 
     def called(call: CallHandle, since: float) -> dict[str, Any]:
@@ -84,10 +106,21 @@ def _status(worker: Worker) -> dict[str, Any]:
     }
 
 
+_TOLD: Final[Mapping[tuple[str, str], Callable[[Worker, Scope], dict[str, Any]]]] = {
+    ("GET", "/status"): _status,
+    ("GET", "/changes"): _changes,
+}
+"""What only tells; all else answers with the status."""
+
+
+def _asked(scope: Scope, name: str) -> str:
+    query: bytes = scope["query_string"]
+    return parse_qs(query.decode("latin-1")).get(name, ["0"])[-1]
+
+
 def _wait_s(scope: Scope) -> float:
-    asked = parse_qs(scope["query_string"].decode("latin-1")).get("wait", ["0"])[-1]
     try:
-        return min(max(float(asked), 0.0), WAIT_S_MAX)
+        return min(max(float(_asked(scope, "wait")), 0.0), WAIT_S_MAX)
     except ValueError:
         return 0.0
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from rollout_router.asgi import Receive, Scope, Send
-from rollout_router.claims.record import Kind
+from rollout_router.claims.record import Claim, Kind
 from rollout_router.routing import headers as wire
 from rollout_router.routing.client import Client
 from rollout_router.routing.headers import Headers
@@ -32,10 +32,14 @@ class Mark:
 
 @dataclass(slots=True)
 class Progress:
-    """How far the request got, for whoever has to answer it when it is given up."""
+    """How far the request got, for whoever has to answer it when it is given up, or counts it."""
 
     claim_epoch: int | None = None  # under which it is served or sent
     dispatched: bool = False  # the application may have begun (R2)
+    served: Claim | None = None  # under which it was counted in here
+    refused: str | None = None  # the code that it was answered with in our name
+    body_bytes: int = 0  # that the application saw
+    sent_bytes: int = 0  # that came for them
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,9 +51,10 @@ class Exchange:
     client: Client
     mark: Mark
     is_frame: bool  # its body is a delta frame
+    stages: Stages
     kind: Kind = "rollout"
     progress: Progress = field(default_factory=Progress)
-    stages: Stages | None = None  # where they are timed
+    tells_stages: bool = False  # in the answer
 
     @classmethod
     def of(
@@ -74,17 +79,17 @@ class Exchange:
             mark=Mark(wanted=deltas and asked),
             is_frame=frame,
             kind=kind,
-            stages=Stages(wire.STAGES if HOP_KEY in scope else SERVER_TIMING) if timed else None,
+            stages=Stages(wire.STAGES if HOP_KEY in scope else SERVER_TIMING),
+            tells_stages=timed,
         )
 
     def passed(self, stage: Stage) -> None:
         """A stage is over."""
-        if self.stages is not None:
-            self.stages.end(stage)
+        self.stages.end(stage)
 
     def timing(self) -> Headers:
-        """The stages so far, where they are timed."""
-        return [] if self.stages is None else [self.stages.header()]
+        """The stages so far, where the answer is to tell them."""
+        return [self.stages.header()] if self.tells_stages else []
 
 
 def is_frame(headers: Headers) -> bool:

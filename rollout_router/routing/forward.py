@@ -15,16 +15,15 @@ from dataclasses import dataclass
 from enum import Enum
 from typing import TYPE_CHECKING, Final, assert_never
 
-from rollout_router.asgi import Scope
 from rollout_router.claims import Owner
 from rollout_router.errors import Refusal, ResponseCut
-from rollout_router.metrics import OWNER_UNREACHABLE
+from rollout_router.metrics import HOP_SECONDS, OWNER_UNREACHABLE
 from rollout_router.routing import headers as wire
 from rollout_router.routing.dispatch import AFTER, Event, Sent, Then
 from rollout_router.routing.exchange import Exchange
 from rollout_router.routing.headers import Headers
+from rollout_router.routing.hop_head import of_the_claim, of_the_message, target_of
 from rollout_router.routing.hop_scope import scope_headers
-from rollout_router.routing.identity import path_of
 from rollout_router.transport.hop import (
     AnswerRefused,
     ConnectFailed,
@@ -33,7 +32,6 @@ from rollout_router.transport.hop import (
     HopRequest,
     HopResponse,
 )
-from rollout_router.transport.hop_wire import HOP_BY_HOP
 
 if TYPE_CHECKING:
     from rollout_router.routing.begun import BegunHop
@@ -47,9 +45,6 @@ __all__ = [
     "NotDispatched",
     "NotPlaced",
     "Target",
-    "begin_of_head",
-    "end_of_head",
-    "lines_of_connection",
 ]
 
 HELD_BODY_BYTES_MAX: Final = 1024**2
@@ -65,9 +60,15 @@ PLACED_S_MAX: Final = 10.0
 """How long a worker may take to claim a rollout that was placed at it: twice the bounded wait for
 the lock of a stripe. Nothing ran by then, so the rollout is taken by whoever placed it."""
 
-_KEPT: Final = frozenset({b"content-type", b"cookie", wire.HISTORY})
-_OF_EVERY_CONNECTION: Final = (b"keep-alive", b"close")
-_OF_THE_HOP: Final = HOP_BY_HOP | {b"content-length", b"expect"}
+_OUTCOMES: Final = {
+    Then.JUDGE: "not_dispatched",
+    Then.HERE: "not_placed",
+    Then.UNREACHABLE: "owner_unreachable",
+    Then.LOST_IN_FLIGHT: "owner_lost_in_flight",
+    Then.TIMEOUT: "owner_timeout",
+    Then.CUT: "cut",
+}
+"""How a hop is counted that was not delivered; what is read again raises no exception."""
 
 
 class NotDispatched(Exception):  # noqa: N818 - names what can be relied on
@@ -107,6 +108,9 @@ class Hop:
         identity: the header that may name the rollout, in lower case.
         timeout_s: how long to wait for the head of the answer; None: as long as it takes.
         begun: the request was sent already; None: it is sent here.
+
+    Attributes:
+        outcome: how it is counted, once it is over.
     """
 
     def __init__(
@@ -128,6 +132,7 @@ class Hop:
         self._timeout_s = timeout_s
         self._clock = asyncio.timeout(None)
         self._sent = Sent.NOTHING
+        self.outcome = "client_gone"  # unless something else ended it
 
     @property
     def dispatched(self) -> bool:
@@ -145,16 +150,21 @@ class Hop:
             ResponseCut: the answer had begun.
             ClientGone: the client left before its body was complete.
         """
+        loop = asyncio.get_running_loop()
+        began_s = loop.time() if self._begun is None else self._begun.began_s
         response = await self._head(target)
+        HOP_SECONDS.observe(loop.time() - began_s)
         try:
             if response.status == MISDIRECTED and wire.first(response.headers, wire.HOP) == MOVED:
                 if self._client.handed_on:  # against the rule, and it could be sent in part alone
                     what = "its owner refused a body that it had asked for"
                     raise self.ended(Event.LOST, target, what)
+                self.outcome = HopEnd.MOVED.value
                 return HopEnd.MOVED
             await self._pass_on(response, target)
         finally:
             await response.aclose()
+        self.outcome = HopEnd.DELIVERED.value
         return HopEnd.DELIVERED
 
     def ended(self, event: Event, target: Target, what: str) -> Exception:
@@ -165,7 +175,9 @@ class Hop:
             target: the worker that was to answer.
             what: became of that worker, for people.
         """
-        match AFTER[Sent.ANSWER if self._client.started else self._sent, event]:
+        then = AFTER[Sent.ANSWER if self._client.started else self._sent, event]
+        self.outcome = _OUTCOMES.get(then, "")
+        match then:
             case Then.JUDGE:
                 return NotDispatched(what)
             case Then.HERE:
@@ -265,10 +277,10 @@ class Hop:
             whole = False
         return HopRequest(
             method=self._scope["method"],
-            target=_target(self._scope),
+            target=target_of(self._scope),
             headers=[
-                *_of_the_message(headers, self._identity),
-                *_of_the_claim(epoch),
+                *of_the_message(headers, self._identity),
+                *of_the_claim(epoch),
                 *scope_headers(self._scope),
                 *added,
             ],
@@ -304,81 +316,7 @@ class Hop:
 
     def _timing(self, headers: Headers) -> Headers:
         """The stages at both workers in one line, where the owner told its own."""
-        stages = self._exchange.stages
-        if stages is None or (told := wire.first(headers, wire.STAGES)) is None:
+        if (told := wire.first(headers, wire.STAGES)) is None:
             return []
-        stages.end_hop(told)
+        self._exchange.stages.end_hop(told)
         return self._exchange.timing()
-
-
-def begin_of_head(scope: Scope, *, identity: bytes, claim_epoch: int) -> bytes | None:
-    """What a hop's head begins with, of one request and claim; None where it takes more care.
-
-    With :func:`end_of_head` it is what :class:`Hop` sends of a whole request, made for speed of
-    what our server's parser has checked.
-
-    Args:
-        scope: of that server: no name in capitals, no line break in a value or in the target.
-        identity: the header that may name the rollout, in lower case.
-        claim_epoch: under which its owner is expected to hold it.
-    """
-    method: str = scope["method"]
-    lines = [b"%b %b HTTP/1.1" % (method.encode(), _target(scope))]
-    for name, value in scope["headers"]:
-        if name in _KEPT or name == identity:
-            lines.append(name + b": " + value)
-        elif name == b"connection":
-            if value.lower() not in _OF_EVERY_CONNECTION:
-                return None
-        elif not (name in _OF_THE_HOP or name.startswith(b"rollout-")):
-            lines.append(name + b": " + value)
-    lines += [b": ".join(header) for header in _of_the_claim(b"%d" % claim_epoch)]
-    return b"\r\n".join(lines)
-
-
-def lines_of_connection(scope: Scope) -> bytes:
-    """What a hop's head says of its client, scheme and root path, which are all that is read."""
-    return b"".join([b"\r\n" + b": ".join(header) for header in scope_headers(scope)])
-
-
-def end_of_head(lines: bytes, body_bytes: int | None) -> bytes:
-    """What a hop's head ends with.
-
-    Args:
-        lines: of :func:`lines_of_connection`.
-        body_bytes: of the body; None: of a request that announced none and has none.
-    """
-    length = b"" if body_bytes is None else b"\r\ncontent-length: %d" % body_bytes
-    return lines + length + b"\r\n\r\n"
-
-
-def _of_the_claim(epoch: bytes) -> Headers:
-    return [(wire.HOP, b"1"), (wire.EXPECT_EPOCH, epoch)]
-
-
-def _of_the_message(headers: Headers, identity: bytes) -> Headers:
-    """What a hop passes on: no header of one connection, of ours, or named by Connection.
-
-    What tells a frame from a body, asks for history or names the rollout is never dropped. Of ours
-    nothing else may pass: the private socket believes what it is told.
-    """
-    passed, named = [], b""
-    kept = _KEPT | {identity}
-    for header in headers:
-        name = header[0].lower()
-        if name in kept:
-            passed.append(header)
-        elif name == b"connection":
-            named += b"," + header[1]
-        elif not (name in _OF_THE_HOP or name.startswith(b"rollout-")):
-            passed.append(header)
-    if not named:
-        return passed
-    dropped = {token.strip().lower() for token in named.split(b",")} - kept
-    return [header for header in passed if header[0].lower() not in dropped]
-
-
-def _target(scope: Scope) -> bytes:
-    path = path_of(scope)
-    query: bytes = scope.get("query_string", b"")
-    return path + b"?" + query if query else path

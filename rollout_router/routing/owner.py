@@ -56,19 +56,21 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         ClientGone: the client left before its body was complete.
     """
     exchange.passed("admission")
-    claim, mark = held.grant.claim, exchange.mark
-    exchange.progress.claim_epoch = claim.claim_epoch
+    claim, mark, progress = held.grant.claim, exchange.mark, exchange.progress
+    progress.claim_epoch, progress.served = claim.claim_epoch, claim
+    worker.observed.began(claim)
     settings = worker.settings
     keeps = settings.history_delta and not worker.ownership.leaving
     headers: Headers = list(exchange.scope["headers"])
     body = await exchange.client.read_body(bytes_max=settings.body_bytes_max, claim=claim)
     exchange.passed("read")
+    progress.sent_bytes = len(body)
     # It may have been closed while the body came (R6).
     worker.admission.check(claim.rollout_id, claim_epoch=claim.claim_epoch)
     exchange.passed("admission")
     digest, frame = "", None
     if exchange.is_frame:
-        frame, body = await _rebuilt(body, held.call, exchange, settings.body_bytes_max)
+        frame, body = await _rebuilt(worker, body, held, exchange)
         headers = _restored(headers, frame, len(body))
         digest = frame.target
     elif mark.wanted and keeps:
@@ -77,6 +79,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         origin = await _origin(held.call, body, frame)
         if worker.ownership.keep(held, digest, body, origin):
             mark.value = b"kept=" + digest.encode()
+    progress.body_bytes = len(body)
     exchange.passed("rebuild")
     if not worker.ownership.stands(held.grant):
         mark.value = b"none"
@@ -98,7 +101,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
         watch = AnswerWatch(worker, worker.sessions)
         scope[CLOSE_KEY] = partial(worker.ownership.close_session, held)
     extra = [*_names(call), *mark.headers()]
-    exchange.progress.dispatched = True
+    progress.dispatched = True
     try:
         await _run(app, scope, exchange, tasks=worker.tasks, body=body, extra=extra, watch=watch)
     finally:
@@ -108,7 +111,7 @@ async def serve_held(app: App, worker: Worker, exchange: Exchange, held: Held) -
 
 
 def _fenced(claim: Claim) -> Refusal:
-    FENCED.labels(where="dispatch").inc()
+    FENCED["dispatch"].inc()
     return Refusal(
         "claim_moved",
         f"rollout {claim.rollout_id} moved away from this worker; nothing ran, send again",
@@ -223,14 +226,16 @@ def _failure(call: Call, error: Exception) -> Refusal:
 
 
 async def _rebuilt(
-    body: bytes, bases: CallHandle, exchange: Exchange, body_bytes_max: int
+    worker: Worker, body: bytes, held: Held, exchange: Exchange
 ) -> tuple[Frame, bytes]:
-    key = bases.key
+    bases, key = held.call, held.call.key
     try:
-        frame = parse_frame(body, length_max=body_bytes_max)
+        frame = parse_frame(body, length_max=worker.settings.body_bytes_max)
         base = b"" if frame.base == _EMPTY_DIGEST else bases.base(frame.base)
         if base is None:
             exchange.mark.value = b"resync"
+            reason = "new_owner" if bases.newest() is None else "not_held"
+            worker.observed.resync(held.grant.claim, reason=reason)
             raise Refusal(
                 "gym_history_resync",
                 f"this worker does not hold the base {frame.base} of rollout {key.rollout_id};"

@@ -14,24 +14,16 @@ All methods run on the event loop; every call that takes a lock runs in a thread
 """
 
 import asyncio
-import logging
 from collections.abc import Callable, Collection, Coroutine, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from typing import Any, Final, TypeVar, assert_never
 
-from rollout_router.claims import (
-    Claim,
-    ClaimsError,
-    ClaimStore,
-    Grant,
-    Moved,
-    Owner,
-    ProofOfDeath,
-)
+from rollout_router.claims import Claim, ClaimsError, ClaimStore, Grant, Moved, Owner, ProofOfDeath
 from rollout_router.claims.record import Kind
 from rollout_router.errors import Refusal
 from rollout_router.history import CallHandle, History, Key, Origin
+from rollout_router.routing.observed import Observed
 from rollout_router.routing.session_bounds import SessionBounds
 from rollout_router.routing.tasks import Tasks
 from rollout_router.routing.threads import StoreThreads
@@ -42,7 +34,6 @@ RELEASES_AT_ONCE: Final = 8
 """Claims that a leaving worker gives back at one time; requests for the others go on meanwhile."""
 
 _Result = TypeVar("_Result")
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +61,7 @@ class Ownership:
         history: the entries; this class alone opens, drops and evicts them.
         tasks: owner of the acquisitions and releases.
         session_bounds: how many sessions may be held.
+        observed: is told what becomes of claims.
     """
 
     def __init__(
@@ -80,12 +72,14 @@ class Ownership:
         history: History,
         tasks: Tasks,
         session_bounds: SessionBounds | None = None,
+        observed: Observed | None = None,
     ) -> None:
         self._store = store
         self._owner = owner
         self._history = history
         self._tasks = tasks
         self._session_bounds = session_bounds or SessionBounds()
+        self._observed = observed or Observed(owner.nonce)
         self._grants: dict[str, Grant] = {}
         self._sessions: dict[str, _Session] = {}  # those of _grants, and those being taken
         self._overdue: set[str] = set()  # what could not be given back yet
@@ -145,12 +139,8 @@ class Ownership:
             return False
         if self._store.stands(grant):
             return True
-        _logger.warning(
-            "rollout %s: claim epoch %d was taken away from this worker",
-            grant.claim.rollout_id,
-            grant.claim.claim_epoch,
-        )
         self._forget(grant)
+        self._observed.taken_away(grant)
         return False
 
     async def acquire(
@@ -297,6 +287,7 @@ class Ownership:
             case Grant():
                 self._grants[rollout_id] = taken
                 self._history.open(_key(taken))
+                self._observed.taken(taken, evidence=None if dead is None else dead[1].evidence)
                 return Held(taken, self._history.begin(_key(taken)))
             case _:
                 assert_never(taken)
@@ -329,32 +320,41 @@ class Ownership:
 
     def _release(self, grant: Grant) -> None:
         """Give back the claim of an entry that is gone already (H3)."""
+        reason = self._why_released(self._sessions.get(grant.claim.rollout_id))
         del self._grants[grant.claim.rollout_id]
-        self._run(grant.claim.rollout_id, self._give_back(grant))
+        self._run(grant.claim.rollout_id, self._give_back(grant, reason))
 
-    async def _give_back(self, grant: Grant) -> None:
+    async def _give_back(self, grant: Grant, reason: str) -> None:
         session = self._sessions.pop(grant.claim.rollout_id, None)
         try:
-            await self._threads.locking(grant.claim.rollout_id, lambda: self._end(grant, session))
-        except ClaimsError as error:
-            _logger.warning(
-                "rollout %s: claim epoch %d stays held, its release is tried again: %s",
-                grant.claim.rollout_id,
-                grant.claim.claim_epoch,
-                error,
+            stood = await self._threads.locking(
+                grant.claim.rollout_id, lambda: self._end(grant, session)
             )
+        except ClaimsError as error:
+            self._observed.release_failed(grant, error)
             self._grants[grant.claim.rollout_id] = grant
             self._history.open(_key(grant))
             self._overdue.add(grant.claim.rollout_id)
             if session is not None:
                 self._sessions[grant.claim.rollout_id] = session
-
-    def _end(self, grant: Grant, session: _Session | None) -> None:
-        """Runs in a thread."""
-        if session is _Session.MADE:
-            self._store.lose(grant, reason="the worker that owned it left")
         else:
-            self._store.release(grant)
+            if stood:
+                self._observed.released(grant, reason=reason)
+            else:
+                self._observed.taken_away(grant)
+
+    def _why_released(self, session: _Session | None) -> str:
+        if session is _Session.MADE:
+            return "session_lost"
+        if self._leaving:
+            return "leaving"
+        return "evicted" if session is None else "session_ended"
+
+    def _end(self, grant: Grant, session: _Session | None) -> bool:
+        """Whether it still stood. Runs in a thread."""
+        if session is _Session.MADE:
+            return self._store.lose(grant, reason="the worker that owned it left")
+        return self._store.release(grant)
 
     def _run(self, rollout_id: str, work: Coroutine[None, None, _Result]) -> asyncio.Task[_Result]:
         async def run() -> _Result:

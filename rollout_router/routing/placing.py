@@ -114,13 +114,13 @@ class Placing:
         me = self._path.stem
         chosen = place(loads, self._coming, self._draw) if loads else me
         self._coming[chosen] += 1
-        PLACEMENTS.labels(to="here" if chosen == me else "peer").inc()
+        PLACEMENTS["here" if chosen == me else "peer"].inc()
         load = loads.get(chosen)
         return Placed(chosen, load.at if load else None, self._coming)
 
     def pass_by(self, chosen: Placed) -> None:
         """Choose its worker no more until that says something new."""
-        PLACEMENTS.labels(to="nobody").inc()
+        PLACEMENTS["nobody"].inc()
         self._failed[chosen.worker] = chosen.load_at
 
     def _loads(self) -> dict[str, Load]:

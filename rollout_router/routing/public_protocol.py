@@ -23,7 +23,7 @@ from rollout_router.routing.begun import (
     BegunHop,
     split,
 )
-from rollout_router.routing.forward import lines_of_connection
+from rollout_router.routing.hop_head import lines_of_connection
 from rollout_router.routing.limits import Limits
 from rollout_router.routing.workers_protocol import Part, WorkersProtocol, protocol_noting
 from rollout_router.transport.hop import Body

@@ -19,7 +19,7 @@ from typing import Final
 from rollout_router.asgi import App
 from rollout_router.claims import Claim, ClaimsError, Moved, OwnerIdentity
 from rollout_router.errors import Refusal
-from rollout_router.metrics import OWNER_UNREACHABLE
+from rollout_router.metrics import HOPS, OWNER_UNREACHABLE
 from rollout_router.routing.begun import BEGUN_KEY, BegunHop
 from rollout_router.routing.client import ClientGone
 from rollout_router.routing.decision import (
@@ -265,6 +265,8 @@ class _Route:
             raise
         except _OwnerDied as death:
             raise hop.ended(Event.DEAD, target, "its owner died with the call in hand") from death
+        finally:
+            HOPS[hop.outcome].inc()
         if end is HopEnd.DELIVERED:
             return True
         self._reroutes += 1

@@ -15,6 +15,7 @@ from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.call import CALL_KEY, Call
 from rollout_router.claims import Claim, ClaimsError
 from rollout_router.errors import Refusal, ResponseCut
+from rollout_router.routing import counting
 from rollout_router.routing import headers as wire
 from rollout_router.routing.begun import BEGUN_KEY, BegunHop, BegunHops
 from rollout_router.routing.client import Client, ClientGone
@@ -28,6 +29,12 @@ from rollout_router.routing.identity import InvalidIdentity, Rollout, identify, 
 from rollout_router.routing.keys import KEY_HEADERS, key_matches
 from rollout_router.routing.lifespan import run_lifespan
 from rollout_router.routing.making import AnswerWatch
+from rollout_router.routing.refusals import (
+    interrupted,
+    no_worker,
+    overloaded,
+    store_unavailable,
+)
 from rollout_router.routing.route import route
 from rollout_router.routing.serve_hop import serve_hop
 from rollout_router.routing.sessions import SessionNames
@@ -126,7 +133,7 @@ class Router:
         if (refusal := self._refusal_of(found, scope["headers"])) is not None:
             named = isinstance(found, Rollout)  # what names none is answered without a mark
             deltas = named and self.settings.history_delta
-            await _refuse(Exchange.of("", scope, receive, send, deltas=deltas), refusal, None)
+            await _refuse_first(Exchange.of("", scope, receive, send, deltas=deltas), refusal)
         elif not isinstance(found, Rollout):
             if self._sessions is None:
                 await self.app(scope, receive, send)
@@ -163,7 +170,7 @@ class Router:
             watch.end()
         if watch.refusal is not None:
             exchange = Exchange.of("", scope, receive, send, deltas=False)
-            await _refuse(exchange, watch.refusal, worker)
+            await _refuse_first(exchange, watch.refusal, worker)
 
     def _refusal_of(
         self, found: Rollout | InvalidIdentity | None, headers: Headers
@@ -234,7 +241,7 @@ class Router:
         if begun is not None:  # whatever has become of this worker, it may have run
             worker = begun.worker
         elif worker is None or worker.pid != os.getpid() or worker.closed:
-            await _refuse(exchange, _no_worker(rollout_id), worker)
+            await _refuse_first(exchange, no_worker(rollout_id), worker)
             return
         await _counted(worker, exchange, route(self.app, worker, exchange), hop=False)
 
@@ -255,7 +262,7 @@ class Router:
         known = expected == wire.NEW or (expected.isdigit() and len(expected) <= _EPOCH_DIGITS_MAX)
         if worker is None or worker.closed or not exchange.rollout_id or not known:
             refusal = Refusal("claim_moved", "this is no hop to a worker", status=MISDIRECTED)
-            await _refuse(exchange, refusal, worker)
+            await _refuse_first(exchange, refusal, worker, port="private")
             return
         epoch = None if expected == wire.NEW else int(expected)
         work = serve_hop(self.app, worker, exchange, epoch)
@@ -279,37 +286,6 @@ class Router:
         await send({"type": "websocket.http.response.body", "body": b""})
 
 
-def _interrupted(exchange: Exchange) -> Refusal:
-    """The worker is past the deadline of its drain."""
-    code, what = "draining", "nothing ran, send again"
-    if exchange.progress.dispatched:
-        code, what = "owner_lost_in_flight", "it may have run"
-    return Refusal(
-        code,
-        f"the worker of rollout {exchange.rollout_id} left before the call was answered; {what}",
-        rollout_id=exchange.rollout_id,
-        claim_epoch=exchange.progress.claim_epoch,
-    )
-
-
-def _no_worker(rollout_id: str) -> Refusal:
-    return Refusal(
-        "draining",
-        f"this process runs no worker for rollout {rollout_id}: its lifespan has not started or"
-        " has ended, or it is a forked child; send again",
-        rollout_id=rollout_id,
-    )
-
-
-def _overloaded(rollout_id: str, calls_max: int) -> Refusal:
-    return Refusal(
-        "overloaded",
-        f"rollout {rollout_id}: this worker has {calls_max} calls in hand, as many as it may;"
-        " nothing happened, send again",
-        rollout_id=rollout_id,
-    )
-
-
 def _names(claim: Claim) -> Headers:
     return [
         (wire.WORKER, claim.owner.nonce.encode()),
@@ -317,28 +293,23 @@ def _names(claim: Claim) -> Headers:
     ]
 
 
-def _store_unavailable(error: ClaimsError, rollout_id: str) -> Refusal:
-    return Refusal(
-        "claim_store_unavailable",
-        f"rollout {rollout_id}: {error}; nothing happened",
-        rollout_id=rollout_id,
-    )
-
-
 async def _counted(
     worker: Worker, exchange: Exchange, work: Coroutine[Any, Any, None], *, hop: bool
 ) -> None:
     """Do the work of an exchange, unless this worker has as many in hand as it may."""
-    counted = BEGUN_KEY in exchange.scope
+    counted, port = BEGUN_KEY in exchange.scope, _port(hop=hop)
     if not counted and worker.in_hand[hop] >= worker.settings.calls_max:
         work.close()
-        await _refuse(exchange, _overloaded(exchange.rollout_id, worker.settings.calls_max), worker)
+        refusal = overloaded(exchange.rollout_id, worker.settings.calls_max)
+        await _refuse_first(exchange, refusal, worker, port=port)
         return
     worker.in_hand[hop] += not counted
+    counting.begin(exchange, port, received=counted)
     try:
         await _answered(worker, exchange, work)
     finally:
         worker.in_hand[hop] -= 1
+        counting.end(exchange, port, worker.observed)
 
 
 async def _answered(worker: Worker, exchange: Exchange, work: Coroutine[Any, Any, None]) -> None:
@@ -348,23 +319,44 @@ async def _answered(worker: Worker, exchange: Exchange, work: Coroutine[Any, Any
         async with guarded(worker.tasks, {client.watching: ClientGone()}):
             await work
     except ClaimsError as error:
-        await _refuse(exchange, _store_unavailable(error, exchange.rollout_id), worker)
+        await _refuse(exchange, store_unavailable(error, exchange.rollout_id), worker)
     except Refusal as refusal:
         await _refuse(exchange, refusal, worker)
     except ClientGone:
         return
     except asyncio.CancelledError:
         if not (client.started or client.gone.is_set()):
-            await _refuse(exchange, _interrupted(exchange), worker)
+            await _refuse(exchange, interrupted(exchange), worker)
         raise
+
+
+def _port(*, hop: bool) -> counting.Port:
+    return "private" if hop else "public"
+
+
+async def _refuse_first(
+    exchange: Exchange,
+    refusal: Refusal,
+    worker: Worker | None = None,
+    *,
+    port: counting.Port = "public",
+) -> None:
+    """Refuse what nothing else was done with."""
+    counting.begin(exchange, port)
+    try:
+        await _refuse(exchange, refusal, worker)
+    finally:
+        counting.end(exchange, port, None)
 
 
 async def _refuse(exchange: Exchange, refusal: Refusal, worker: Worker | None) -> None:
     """Answer in our own name: worker, claim epoch and mark stand on every routed answer (R5)."""
     if exchange.client.started:
         raise ResponseCut(refusal.message) from refusal
+    exchange.progress.refused = refusal.code
     headers = [*refusal.headers(), *exchange.mark.headers()]
     if worker is not None:
+        worker.observed.refused(refusal)
         headers.append((wire.WORKER, worker.id.encode()))
     if refusal.claim_epoch is not None:
         headers.append((wire.CLAIM_EPOCH, str(refusal.claim_epoch).encode()))

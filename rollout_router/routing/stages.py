@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What the stages of one call took, for its client to read in ``Server-Timing``. Off by default.
+"""What the stages of one call took: counted, and told to its client where that is switched on.
 
 Each reading of the clock ends one stage, so the stages add up to the time from the first look at
 the call until the head of its answer. An owner tells its forwarder under a name that no application
@@ -35,6 +35,7 @@ class Stages:
         self._clock = clock
         self._seen_s = clock()
         self._spent_ms: dict[str, float] = {}
+        self._told_ms: dict[str, float] = {}  # by the owner
 
     def end(self, stage: Stage) -> None:
         """What passed since the last stage ended was this one; it may come again."""
@@ -46,11 +47,17 @@ class Stages:
     def end_hop(self, told: bytes) -> None:
         """End the hop with what its owner *told* of itself, which is no part of it."""
         self.end("hop")
-        self._spent_ms = merged(self._spent_ms, spent_in(told))
+        self._told_ms = spent_in(told)
+
+    @property
+    def spent_ms(self) -> Mapping[str, float]:
+        """All stages at this worker so far."""
+        return self._spent_ms
 
     def header(self) -> tuple[bytes, bytes]:
-        """All stages so far."""
-        return (self._name, line_of(self._spent_ms))
+        """The header that tells them, with those of the owner."""
+        both = merged(self._spent_ms, self._told_ms) if self._told_ms else self._spent_ms
+        return (self._name, line_of(both))
 
 
 def line_of(spent_ms: Mapping[str, float]) -> bytes:

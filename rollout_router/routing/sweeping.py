@@ -26,9 +26,9 @@ from rollout_router.claims import (
     sweep,
     sweep_alone,
 )
-from rollout_router.metrics import SWEPT
+from rollout_router.metrics import SWEEP_SECONDS, SWEEPS, SWEPT
 
-__all__ = ["PASS_EVERY_S", "Sweeping"]
+__all__ = ["PASS_EVERY_S", "Sweeping", "counts_of"]
 
 PASS_EVERY_S: Final = 600.0
 """How often a pass runs although nobody died: tombstones and temporary files are in no hurry."""
@@ -107,22 +107,23 @@ class Sweeping:
             pace=_Pace(self._stopped, self._clock),
         )
 
-    def look_and_log(self) -> None:
-        """As :meth:`look`; what it cleared and what it could not is logged."""
+    def look_and_log(self) -> Swept | None:
+        """As :meth:`look`; it is counted, and what could not be cleared is logged."""
+        began_s = self._clock()
         try:
             swept = self.look()
         except StoreUnavailable as error:
             _logger.warning("the sweep is tried again: %s", error)
-            return
+            return None
         if swept is None:
-            return
-        cleared = _counts(swept)
-        for what, count in cleared.items():
-            SWEPT.labels(what=what).inc(count)
-        if cleared:
-            _logger.info("swept %s", ", ".join(f"{n} {what}" for what, n in cleared.items()))
+            return None
+        SWEEPS["whole" if swept.whole else "partial"].inc()
+        SWEEP_SECONDS.observe(self._clock() - began_s)
+        for what, count in counts_of(swept).items():
+            SWEPT[what].inc(count)
         for left in (*swept.unreadable, *swept.failed):
             _logger.warning("not swept: %s (%s)", left.path, left.code)
+        return swept
 
     def _held_up_for_long(self) -> bool:
         """Whether another worker sweeps for longer than this one waits; then it is said."""
@@ -164,7 +165,7 @@ class _Pace:
         return not stopped
 
 
-def _counts(swept: Swept) -> dict[str, int]:
+def counts_of(swept: Swept) -> dict[str, int]:
     """What was cleared, and how much of it; what was not is left out."""
     counts = {
         "rollouts": len(swept.freed),

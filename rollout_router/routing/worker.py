@@ -33,9 +33,18 @@ from rollout_router.claims import (
     new_nonce,
 )
 from rollout_router.history import History
-from rollout_router.metrics import SOCKET_REBINDS
+from rollout_router.metrics import (
+    ADMISSION_OPEN,
+    BASE_BYTES,
+    BASES,
+    CLAIMS,
+    IN_FLIGHT,
+    SESSIONS,
+    SOCKET_REBINDS,
+)
 from rollout_router.routing.admission import Admission
 from rollout_router.routing.guard import Stop
+from rollout_router.routing.observed import Observed
 from rollout_router.routing.ownership import Ownership
 from rollout_router.routing.placing import Placing
 from rollout_router.routing.private import PrivateServer
@@ -85,6 +94,7 @@ class Worker:
         self.lost = False  # True once the owner file is gone
         # Two counts: two workers that forward to each other must not refuse each other's hops.
         self.in_hand: Counter[bool] = Counter()  # calls, by whether they came over a hop
+        self.observed = Observed(self.id)
         self.tasks = Tasks()
         self.hops = HopClient()
         self.history = History(settings.history, clock=time.monotonic, on_calls=self.publish_load)
@@ -104,6 +114,7 @@ class Worker:
             history=self.history,
             tasks=self.tasks,
             session_bounds=self._session_bounds,
+            observed=self.observed,
         )
         self.stepping = Stepping(self.history, self.admission, self.ownership.changed)
         self.placing = (
@@ -171,6 +182,7 @@ class Worker:
             self._deadline = asyncio.get_running_loop().time() + self.settings.drain_s_max
             self.ownership.leave()
             self.publish_load()
+            self.observed.draining()
         return self._deadline
 
     def publish_load(self, *, anew: bool = False) -> None:
@@ -287,8 +299,12 @@ class Worker:
             self.admission.refresh()
             return self.life.intact(), server.is_reachable()
 
+        loop = asyncio.get_running_loop()
         while True:
+            due_s = loop.time() + HOUSEKEEPING_S
             await asyncio.sleep(HOUSEKEEPING_S)
+            self.observed.lagged(loop.time() - due_s)
+            self._set_gauges()
             intact, reachable = await self.ownership.in_thread(look)
             if not intact and not self.lost:
                 self._lose()
@@ -298,6 +314,15 @@ class Worker:
             self.publish_load(anew=True)
             if self.ownership.leaving:
                 self.ownership.leave()
+
+    def _set_gauges(self) -> None:
+        held = self.history.statistics()
+        IN_FLIGHT.set(self.in_hand[False])
+        BASES.set(held.bases)
+        BASE_BYTES.set(held.bytes)
+        CLAIMS.set(len(self.ownership.grants))
+        SESSIONS.set(self.ownership.sessions)
+        ADMISSION_OPEN.set(self.admission.gate.open)
 
     def _lose(self) -> None:
         """Leave: without the owner file nobody could prove the death of this worker (C3)."""
@@ -344,7 +369,10 @@ class Worker:
             await asyncio.sleep(self.settings.sweep_s)
             if self.closed:  # so is the sweeper's thread
                 return
-            await loop.run_in_executor(self._sweeping.thread, self._sweeping.look_and_log)
+            sweep = self._sweeping.look_and_log
+            swept = await loop.run_in_executor(self._sweeping.thread, sweep)
+            if swept is not None:
+                self.observed.swept(swept)
 
 
 def _ask_to_end() -> None:

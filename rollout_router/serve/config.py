@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rollout_router.history import Bounds
+from rollout_router.logs import Format
 from rollout_router.routing import SessionSettings, Settings
 from rollout_router.routing.key_file import read_secret
 from rollout_router.routing.limits import Limits
@@ -42,6 +43,8 @@ class ServeConfig:
     connections_max: int | None  # None: what the descriptors allow
     answer_stall_s: float
     hand_over: bool
+    log_format: Format = "auto"
+    log_level: str = "info"
 
     def settings(self) -> Settings:
         """The router's part of it.

@@ -19,7 +19,6 @@ import os
 import resource
 import signal
 import socket
-import sys
 from contextlib import suppress
 from typing import Final
 
@@ -28,6 +27,7 @@ import uvicorn
 from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.errors import ResponseCut
 from rollout_router.forked import close_in_children
+from rollout_router.logs import configure
 from rollout_router.routing import Router
 from rollout_router.routing.headers import without
 from rollout_router.routing.limits import Limits
@@ -153,11 +153,7 @@ def main(config: ServeConfig, listener: socket.socket, link: socket.socket) -> i
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone
     for inherited in (link, listener):
         close_in_children(inherited)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    writing = configure(config.log_format, config.log_level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_WithoutCuts())
     _raise_descriptor_limit()
@@ -166,6 +162,8 @@ def main(config: ServeConfig, listener: socket.socket, link: socket.socket) -> i
         server.run(sockets=[listener])
     except KeyboardInterrupt:  # uvicorn raises the signal again that it stopped for
         return 0
+    finally:
+        writing.stop()  # what waits is written
     return 0 if server.started else 1
 
 

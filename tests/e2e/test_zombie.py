@@ -70,7 +70,7 @@ def assert_only_the_successors_record(service: Service, rollout_id: str, new: Ca
 
 def fenced(service: Service, where: str) -> float:
     registry = CollectorRegistry()
-    MultiProcessCollector(registry, path=str(service.metrics))  # type: ignore[no-untyped-call]
+    MultiProcessCollector(registry, path=str(service.metrics))
     return registry.get_sample_value("rollout_router_fenced_total", {"where": where}) or 0.0
 
 

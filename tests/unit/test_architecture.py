@@ -27,11 +27,13 @@ LAWS = {
 }
 
 # What each room may import of the package, besides itself. The three rooms do not know one another.
-SHARED = {"errors", "call", "asgi", "forked", "metrics"}
+SHARED = {"errors", "call", "asgi", "forked", "logs", "metrics"}
 FIGURES = {"processes", "tables", "timings"}  # the product as it runs, and what is said of it
 MEETING = {"history", "routing", "transport"}  # where they meet claims
 ROOMS = {
     **{module: set[str]() for module in SHARED},
+    "logs": {"metrics"},
+    "metrics_files": set[str](),
     "processes": {"transport"},
     "tables": set[str](),
     "timings": set[str](),
@@ -40,7 +42,7 @@ ROOMS = {
     "transport": {"errors", "forked"},
     "routing": {*SHARED, "claims", "history", "transport"},
     "gateway": SHARED,
-    "serve": {*SHARED, "claims", "history", "routing", "gateway"},
+    "serve": {*SHARED, "claims", "history", "metrics_files", "routing", "gateway"},
     "integrations": {"asgi", "checkpoint", "routing"},
     "checkpoint": {*SHARED, "claims", "operate"},
     "demo": {"processes", "transport"},

@@ -21,6 +21,7 @@ SERVES = (
     "claims",
     "gateway",
     "history",
+    "logs.py",
     "operate.py",
     "routing",
     "serve",

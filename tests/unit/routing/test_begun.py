@@ -14,13 +14,8 @@ from rollout_router.claims import Owner
 from rollout_router.errors import Refusal
 from rollout_router.routing.begun import split
 from rollout_router.routing.exchange import Exchange
-from rollout_router.routing.forward import (
-    Hop,
-    Target,
-    begin_of_head,
-    end_of_head,
-    lines_of_connection,
-)
+from rollout_router.routing.forward import Hop, Target
+from rollout_router.routing.hop_head import begin_of_head, end_of_head, lines_of_connection
 from rollout_router.transport.hop import HopClient
 from rollout_router.transport.hop_wire import request_head
 

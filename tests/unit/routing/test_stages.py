@@ -188,15 +188,6 @@ async def test_without_the_setting_at_both_workers_a_forwarded_call_has_no_stage
     assert client.values(TIMING) + client.values(OURS) == []
 
 
-async def test_without_the_setting_no_clock_is_read(
-    rig: Rig, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(exchange, "Stages", None)  # to make one would raise
-    router, _ = await rig.start(Application())
-
-    assert (await Client().ask(router)).values(TIMING) == []
-
-
 async def test_a_refusal_has_no_stages_over_a_hop_either(rig: Rig) -> None:
     owner, other, _ = await pair(rig, Application())
 

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The folder in which the processes of one service count together, and what becomes of it.
+
+``prometheus_client`` in its multi-process mode keeps a file of each kind for each process that ever
+counted, in shared memory: a process that is killed leaves its counts. So that files and the time to
+read them do not grow with every worker that was replaced, an ended process is *folded*: its counts
+are added to those of all that ended before, and its files go. Who folds and who reads exclude each
+other, so that no count is read twice or not at all.
+
+The folder belongs to one supervisor, which holds a lock on it; what one that was killed left is
+cleared by the next.
+"""
+
+import fcntl
+import os
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+if TYPE_CHECKING:
+    from prometheus_client import Metric
+
+__all__ = ["FOLDER", "clear_abandoned", "fold", "make_folder", "scrape"]
+
+FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
+"""The variable that names the folder, of ``prometheus_client``; read at its import."""
+
+_PREFIX: Final = "rollout-router-metrics-"
+_LOCK: Final = "lock"
+_ENDED: Final = "ended"  # in place of a pid
+_ADDED: Final = ("counter", "histogram", "summary")  # kinds of file whose values add up
+_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folder in it is made anew, and private
+
+
+def make_folder(parent: Path | None = None) -> tuple[Path, int]:
+    """Make an empty private folder, clear those of supervisors that are gone, and own it.
+
+    Args:
+        parent: where; None: in shared memory, or where temporary files lie.
+
+    Returns:
+        The folder, and the descriptor whose lock says that it is in use: keep it open.
+
+    Raises:
+        OSError: there is no room for one.
+    """
+    if parent is None:
+        usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
+        parent = _SHARED_MEMORY if usable else Path(tempfile.gettempdir())
+    clear_abandoned(parent)
+    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    fcntl.flock(held, fcntl.LOCK_EX)
+    return folder, held
+
+
+def clear_abandoned(parent: Path) -> None:
+    """Remove the folders of this user in *parent* that no process holds."""
+    for folder in parent.glob(f"{_PREFIX}*"):
+        with suppress(OSError):  # another's, or just removed
+            if folder.stat().st_uid != os.geteuid():
+                continue
+            descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                shutil.rmtree(folder)
+            finally:
+                os.close(descriptor)
+
+
+def fold(folder: Path, pid: int) -> None:
+    """Add the counts of an ended process to those of all that ended before, and remove its files.
+
+    Blocks for milliseconds, and as long as somebody reads: call it in a thread.
+
+    Args:
+        folder: of the service.
+        pid: of a process that has ended, and was waited for.
+    """
+    from prometheus_client.mmap_dict import MmapedDict  # noqa: PLC0415 - slow, and not in a start
+
+    with _alone(folder):
+        for kind in _ADDED:
+            for ended in _begun(folder.glob(f"{kind}_{pid}.db")):
+                sums = MmapedDict(str(folder / f"{kind}_{_ENDED}.db"))
+                for key, value, _, _ in MmapedDict.read_all_values_from_file(str(ended)):
+                    before, _ = sums.read_value(key)
+                    sums.write_value(key, before + value, 0.0)
+                sums.close()
+        for file in folder.glob(f"*_{pid}.db"):
+            file.unlink()
+
+
+def scrape(folder: Path) -> bytes:
+    """All metrics of the service, summed over its processes, in Prometheus' text format.
+
+    Blocks for milliseconds: call it in a thread.
+    """
+    from prometheus_client import generate_latest  # noqa: PLC0415 - as above
+    from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - as above
+
+    class Summed:
+        def collect(self) -> "Iterable[Metric]":
+            files = [str(file) for file in _begun(folder.glob("*.db"))]
+            metrics: Iterable[Metric] = MultiProcessCollector.merge(files, accumulate=True)
+            return metrics
+
+    with _alone(folder):
+        return generate_latest(Summed())
+
+
+def _begun(files: Iterable[Path]) -> Iterator[Path]:
+    """Without those whose process was killed between making and filling them."""
+    return (file for file in files if file.stat().st_size)
+
+
+@contextmanager
+def _alone(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)

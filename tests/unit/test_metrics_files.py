@@ -1,0 +1,92 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Counts of processes that were killed: kept, and counted once."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from support.metrics import samples
+
+from rollout_router import metrics_files
+from rollout_router.metrics_files import FOLDER, fold, make_folder, scrape
+
+COUNTING = """
+import os, signal, sys
+from rollout_router import metrics
+metrics.REQUESTS["public", "2xx"].inc(int(sys.argv[1]))
+metrics.HOP_SECONDS.observe(0.002)
+metrics.CLAIMS.set(3)
+metrics.ADMISSION_OPEN.set(int(sys.argv[2]))
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+
+
+def killed_after(folder: Path, count: int, *, admits: int = 1) -> int:
+    """The pid of a process that counted, and was killed at once."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", COUNTING, str(count), str(admits)],
+        env={**os.environ, FOLDER: str(folder)},
+    )
+    assert process.wait() < 0
+    return process.pid
+
+
+def test_what_killed_processes_counted_stays_and_counts_once(tmp_path: Path) -> None:
+    folder, held = make_folder(tmp_path)
+    requests = ("rollout_router_requests_total", ("outcome", "2xx"), ("port", "public"))
+    hops = ("rollout_router_hop_seconds_count",)
+
+    pids = [killed_after(folder, count) for count in (1, 2)]
+    before = samples(scrape(folder))
+    assert (before[requests], before[hops]) == (3, 2)
+    assert before[("rollout_router_claims_held",)] == 6  # until somebody says that they are dead
+
+    for pid in pids:
+        fold(folder, pid)
+        fold(folder, pid)  # nothing is left to be added again
+        after = samples(scrape(folder))
+        assert (after[requests], after[hops]) == (3, 2)
+    assert ("rollout_router_claims_held",) not in after
+    assert not [file for file in folder.iterdir() if file.stem.endswith(tuple(map(str, pids)))]
+
+    killed_after(folder, 4)
+    assert samples(scrape(folder))[requests] == 7
+    os.close(held)
+
+
+def test_one_closed_gate_closes_the_gauge(tmp_path: Path) -> None:
+    folder, held = make_folder(tmp_path)
+    for admits in (1, 0, 1):
+        killed_after(folder, 1, admits=admits)
+
+    assert samples(scrape(folder))[("rollout_router_admission_open",)] == 0
+    os.close(held)
+
+
+def test_a_file_that_was_only_made_is_nothing(tmp_path: Path) -> None:
+    folder, held = make_folder(tmp_path)
+    (folder / "counter_77.db").touch()
+
+    assert samples(scrape(folder)) == {}
+    fold(folder, 77)
+    assert not (folder / "counter_77.db").exists()
+    os.close(held)
+
+
+def test_the_next_service_clears_what_nobody_holds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(metrics_files, "_SHARED_MEMORY", tmp_path)
+    used, held = make_folder()
+    abandoned, gone = make_folder()
+    os.close(gone)
+
+    new, also_held = make_folder()
+
+    assert {used, new} <= set(tmp_path.iterdir())
+    assert not abandoned.exists()
+    assert new.stat().st_mode & 0o777 == 0o700
+    for descriptor in (held, also_held):
+        os.close(descriptor)
