@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-# Every target sets up what it needs. ARGS goes to the command behind demo, bench and conformance.
+# Every target sets up what it needs. ARGS goes to the command behind a target. `make` lists them.
+.DEFAULT_GOAL := help
 PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 ARGS ?=
@@ -11,9 +12,12 @@ PYTHON_GYM ?= $(shell for python in python3.13 $$HOME/.pyenv/versions/3.13*/bin/
 	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null && \
 	echo $$python && break; done)
 
-.PHONY: setup demo test test-long test-gym lint bench conformance clean
+.PHONY: help setup demo test test-long test-gym lint bench conformance docs reference wheel clean
 
-setup: .venv/.complete
+help: ## what each target does
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+setup: .venv/.complete ## make .venv, with everything pinned; the others call it
 
 .venv/.complete: pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
@@ -23,17 +27,17 @@ setup: .venv/.complete
 		--constraint constraints.txt --editable '.[demo,dev,docs]'
 	@touch $@
 
-demo: setup
+demo: setup ## play 30 rollouts through killed owners, and prove what was captured
 	$(BIN)/rollout-router demo $(ARGS)
 
-test: setup
+test: setup ## unit and end-to-end tests (under 5 minutes)
 	@# Four on two cores: a third of what they do is waiting for processes and the disk.
 	$(BIN)/pytest -n 4 --dist worksteal -m "not long" $(ARGS)
 
-test-long: setup
+test-long: setup ## the tests that take longer
 	$(BIN)/pytest -n 2 --dist worksteal -m long --timeout 1200 $(ARGS)
 
-test-gym: setup .venv-gym/.complete
+test-gym: setup .venv-gym/.complete ## a stock NeMo Gym with two workers; needs Python 3.13
 	ROLLOUT_ROUTER_GYM_PYTHON=$(CURDIR)/.venv-gym/bin/python \
 		$(BIN)/pytest tests/e2e/test_gym.py tests/e2e/test_gym_switch.py \
 			tests/e2e/test_gym_toolsandbox.py $(ARGS)
@@ -46,19 +50,28 @@ test-gym: setup .venv-gym/.complete
 		--ignore-requires-python --requirement requirements-gym.txt --editable .
 	@touch $@
 
-lint: setup
+lint: setup ## ruff, formatting, mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
 
-bench: setup
+bench: setup ## measure the stages of a call; writes docs/benchmarks.md
 	@# A missed target is an end of 1, and a run all the same: only one without results is dropped.
 	$(BIN)/rollout-router bench --json --evidence docs/benchmarks.md $(ARGS) >docs/benchmarks.new; \
 		code=$$?; test ! -s docs/benchmarks.new || mv docs/benchmarks.new docs/benchmarks.json; \
 		rm -f docs/benchmarks.new; exit $$code
 
-conformance: setup
+conformance: setup ## real harnesses with and without deltas; needs a package index
 	$(BIN)/rollout-router conformance $(ARGS)
 
-clean:
-	rm -rf .venv .venv-gym .cache .demo .mypy_cache .ruff_cache .pytest_cache .hypothesis
+docs: setup ## the documentation as a site, in .site
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
+
+reference: setup ## write docs/reference anew from the code
+	$(BIN)/python tools/reference.py
+
+wheel: setup ## wheel and sdist, in dist
+	$(BIN)/python -m hatchling build $(ARGS)
+
+clean: ## remove what the targets made
+	rm -rf .venv .venv-gym .site .cache .demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

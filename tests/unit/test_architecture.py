@@ -6,6 +6,7 @@ import re
 import sys
 import tomllib
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,7 @@ from rollout_router.errors import ANSWERS
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rollout_router"
 MODULES = sorted(PACKAGE.rglob("*.py"))
-SOURCES = [*MODULES, *sorted((ROOT / "tests").rglob("*.py"))]
+SOURCES = [*MODULES, *(path for room in ("tests", "tools") for path in (ROOT / room).rglob("*.py"))]
 LAWS = {
     *(f"c{n}" for n in range(1, 8)),
     *(f"r{n}" for n in range(1, 8)),
@@ -179,7 +180,7 @@ def test_every_dependency_is_pinned_and_explained() -> None:
     extras = project["optional-dependencies"]
     wanted = {
         re.split(r"[<>=\[]", line)[0]
-        for line in [*project["dependencies"], *extras["demo"], *extras["dev"]]
+        for line in [*project["dependencies"], *chain.from_iterable(extras.values())]
     }
     pins = (ROOT / "constraints.txt").read_text().splitlines()
     pinned = {line.split("==")[0].replace("_", "-") for line in pins}

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The sums over all workers agree with what clients saw, through any mix of kills."""
+
+import threading
+from collections import Counter
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+from itertools import pairwise
+
+import httpx
+import pytest
+from support.control import Control
+from support.gateway import Gateway, client_at, wait_until
+from support.metrics import Sample, samples
+
+CUT = "cut"
+WORKERS = 3
+ROLLOUTS = 6
+
+
+def scraped(gateway: Gateway) -> dict[Sample, float]:
+    with client_at(gateway.ready["admin"]) as client:
+        return samples(client.get("/metrics").raise_for_status().content)
+
+
+def outcomes(found: dict[Sample, float]) -> Counter[str]:
+    """Requests of the public port that ended, by outcome."""
+    ended: Counter[str] = Counter()
+    for (name, *labels), value in found.items():
+        of = dict(label for label in labels if isinstance(label, tuple))
+        if name == "rollout_router_requests_total" and of["port"] == "public":
+            ended[of["outcome"]] += int(value)
+    return +ended
+
+
+def total(found: dict[Sample, float], name: str, **labels: str) -> int:
+    return int(found.get((f"rollout_router_{name}", *sorted(labels.items())), 0))
+
+
+def asked(gateway: Gateway, rollout_id: str, body: bytes) -> str:
+    """What one client got: the class of the status, or a cut."""
+    try:
+        return f"{gateway.post(rollout_id, body).status_code // 100}xx"
+    except httpx.TransportError:
+        return CUT
+
+
+def ids(gateway: Gateway) -> set[str]:
+    return {worker["id"] for worker in gateway.ready["workers"]}
+
+
+def replaced(gateway: Gateway, gone: set[str]) -> bool:
+    return not gone & ids(gateway)
+
+
+def agree(gateway: Gateway, got: Counter[str]) -> None:
+    """Nothing is in hand: every call is in the counts, and those that were cut lack an outcome."""
+    found = scraped(gateway)
+    ended = outcomes(found)
+    by_class = Counter({name: got[name] for name in got if name != CUT})
+    refused = got["5xx"] - ended.pop("5xx", 0)  # told to clients as a status, counted by its code
+    codes = Counter({code: ended.pop(code) for code in [*ended] if not code.endswith("xx")})
+    assert codes.total() == refused, (found, got)
+    assert ended == by_class - Counter({"5xx": got["5xx"]})
+    received = total(found, "requests_received_total", port="public")
+    assert received - outcomes(found).total() == got[CUT]
+    assert total(found, "requests_in_flight") == 0
+
+
+def test_sums_agree_with_what_clients_saw_through_kills_with_calls_in_hand(
+    serve: Callable[..., Gateway], control: Control
+) -> None:
+    gateway = serve("--admin-port", "0", workers=WORKERS, control=control.path)
+    names = [f"r{number}" for number in range(ROLLOUTS)]
+    got: Counter[str] = Counter()
+    seen: list[dict[Sample, float]] = []
+    over = threading.Event()
+
+    def watch() -> None:
+        while not over.is_set():
+            seen.append(scraped(gateway))
+
+    with ThreadPoolExecutor(2 * ROLLOUTS + 1) as threads:
+        watching = threads.submit(watch)
+        for round_ in range(3):
+            got.update(threads.map(lambda name: asked(gateway, name, b"first"), names))
+            for name in names:
+                control.hold(name)
+            sent = [
+                threads.submit(asked, gateway, name, b"held")  # wherever the kernel gives it
+                for name in names
+                for _ in range(2)
+            ]
+            calls = [control.next_call(name) for name in names for _ in range(2)]
+            killed = gateway.claims()[names[round_]]["worker_id"]
+            pid = gateway.pid_of(killed)
+            gateway.kill_worker(killed)
+            for name in names:
+                control.unhold(name)
+            for call in calls:
+                if call.pid != pid:
+                    call.answer()
+            got.update(one.result() for one in sent)
+            for call in calls:
+                call.close()
+            wait_until(partial(replaced, gateway, {killed}), "it was replaced")
+            wait_until(lambda: total(scraped(gateway), "requests_in_flight") == 0, "all is over")
+            agree(gateway, got)
+        over.set()
+        watching.result()
+
+    assert got[CUT] + got["5xx"] > 0
+    assert total(scraped(gateway), "takeovers_total", reason="life_lock_free") > 0
+    for before, after in pairwise(seen):  # also while a worker dies, and is added to the ended
+        fell = {
+            sample: (value, after.get(sample))
+            for sample, value in before.items()
+            if str(sample[0]).endswith(("_total", "_count", "_bucket"))
+            and after.get(sample, 0.0) < value
+        }
+        assert not fell
+
+
+@pytest.mark.long
+def test_sums_agree_after_a_kill_of_all_workers_at_once(serve: Callable[..., Gateway]) -> None:
+    gateway = serve("--admin-port", "0", workers=WORKERS)
+    got: Counter[str] = Counter()
+    for _ in range(3):
+        got.update(asked(gateway, f"r{number}", b"{}") for number in range(ROLLOUTS))
+        before = ids(gateway)
+        for worker_id in before:
+            gateway.kill_worker(worker_id)
+        wait_until(partial(replaced, gateway, before), "all are replaced")
+        agree(gateway, got)
