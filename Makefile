@@ -12,7 +12,7 @@ PYTHON_GYM ?= $(shell for python in python3.13 $$HOME/.pyenv/versions/3.13*/bin/
 	$$python -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null && \
 	echo $$python && break; done)
 
-.PHONY: help setup demo test test-long test-gym lint bench conformance docs reference wheel clean
+.PHONY: help setup demo test test-long test-gym test-page lint bench conformance docs reference wheel clean
 
 help: ## what each target does
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -32,7 +32,7 @@ demo: setup ## play 30 rollouts through killed owners, and prove what was captur
 
 test: setup ## unit and end-to-end tests (under 5 minutes)
 	@# Four on two cores: a third of what they do is waiting for processes and the disk.
-	$(BIN)/pytest -n 4 --dist worksteal -m "not long" $(ARGS)
+	$(BIN)/pytest -n 4 --dist worksteal -m "not long and not browser" $(ARGS)
 
 test-long: setup ## the tests that take longer
 	$(BIN)/pytest -n 2 --dist worksteal -m long --timeout 1200 $(ARGS)
@@ -41,6 +41,20 @@ test-gym: setup .venv-gym/.complete ## a stock NeMo Gym with two workers; needs 
 	ROLLOUT_ROUTER_GYM_PYTHON=$(CURDIR)/.venv-gym/bin/python \
 		$(BIN)/pytest tests/e2e/test_gym.py tests/e2e/test_gym_switch.py \
 			tests/e2e/test_gym_toolsandbox.py $(ARGS)
+
+test-page: setup .cache/axe-core/.complete ## the live page in a real Chromium; needs chromium and its driver
+	@command -v chromium >/dev/null && command -v chromedriver >/dev/null || \
+		{ echo "The page is tested in Chromium: apt-get install chromium chromium-driver"; exit 1; }
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check \
+		--constraint constraints.txt --editable '.[browser]'
+	$(BIN)/pytest -m browser $(ARGS)
+	@echo "pictures and figures: .artefacts/page/"
+
+# What checks the page for barriers comes from npm; without it those checks are skipped and say so.
+.cache/axe-core/.complete:
+	@mkdir -p $(@D)
+	@npm install --prefix $(@D) --no-save --no-audit --no-fund --no-update-notifier \
+		--loglevel=error axe-core@4.14.1 && touch $@ || echo "axe-core could not be had from npm"
 
 .venv-gym/.complete: pyproject.toml requirements-gym.txt
 	@test -n "$(PYTHON_GYM)" || \
@@ -74,4 +88,4 @@ wheel: setup ## wheel and sdist, in dist
 	$(BIN)/python -m hatchling build $(ARGS)
 
 clean: ## remove what the targets made
-	rm -rf .venv .venv-gym .site .cache .demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	rm -rf .venv .venv-gym .site .artefacts .cache .demo dist .mypy_cache .ruff_cache .pytest_cache .hypothesis

@@ -27,6 +27,7 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "serve": ("serve:serve", "Run the gateway."),
     "sessions": ("sessions:sessions", "Inspect the sessions of a store."),
     "shim": ("shim:shim", "Run the sandbox side, or write it as one file."),
+    "top": ("top:top", "Show workers and rollouts in a terminal, as it happens."),
     "workers": ("workers:workers", "Inspect the workers of a store."),
 }
 

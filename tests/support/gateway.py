@@ -29,6 +29,7 @@ __all__ = [
     "PATIENCE_S",
     "TESTS",
     "Gateway",
+    "Process",
     "Server",
     "Shim",
     "alone",
