@@ -34,11 +34,14 @@ from rollout_router.claims import (
 
 __all__ = [
     "ACKNOWLEDGE_S",
+    "CHANGES_S",
     "WAIT_S_MAX",
     "AdmissionHeld",
     "Blocker",
     "WorkerSilent",
+    "WorkerUnknown",
     "ask_admission",
+    "changes_of",
     "check_budget",
     "close_admission",
     "drain",
@@ -52,6 +55,10 @@ __all__ = [
 ACKNOWLEDGE_S: Final = 5.0
 """How long a worker has to answer: it takes milliseconds, unless it is stopped or overloaded."""
 
+CHANGES_S: Final = 2.0
+"""How long a worker has to say what changed. Shorter than an acknowledgement: it is asked twice a
+second, and who asks does not wait for it when it ends."""
+
 WAIT_S_MAX: Final = 3600.0
 """The longest wait that can be asked for, and the longest budget; workers answer after as much."""
 
@@ -62,6 +69,10 @@ CONTROL_HEADERS: Final = {"Rollout-Control": "1", "Host": "worker"}
 
 class WorkerSilent(Exception):  # noqa: N818 - named by what happened
     """A worker gave no answer, or none that can be understood; the message says which and why."""
+
+
+class WorkerUnknown(WorkerSilent):
+    """The store knows no worker of that id; the message says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -216,7 +227,8 @@ def drain(state_dir: Path, worker_id: str, *, wait_s: float = 0.0) -> bool:
 
     Raises:
         StoreRefused: there is no store.
-        WorkerSilent: there is no such worker, or it did not answer.
+        WorkerUnknown: there is no such worker.
+        WorkerSilent: it did not answer.
         ValueError: *wait_s* is out of its bounds; nothing was asked.
     """
     _check_wait(wait_s)
@@ -224,9 +236,9 @@ def drain(state_dir: Path, worker_id: str, *, wait_s: float = 0.0) -> bool:
     try:
         identity = store.owner(worker_id)
     except ClaimsError as error:
-        raise WorkerSilent(f"worker {worker_id} cannot be found: {error}") from error
+        raise WorkerUnknown(f"worker {worker_id} cannot be found: {error}") from error
     if identity is None:
-        raise WorkerSilent(f"there is no worker {worker_id}: see `rollout-router workers list`")
+        raise WorkerUnknown(f"there is no worker {worker_id}: see `rollout-router workers list`")
     _ask(identity, "POST", "/drain", timeout_s=ACKNOWLEDGE_S)
     ends_at = time.monotonic() + wait_s
     pause = threading.Event()  # never set: a wait with a bound
@@ -242,6 +254,18 @@ def status_of(identity: OwnerIdentity) -> dict[str, Any]:
         WorkerSilent: it did not answer.
     """
     return _ask(identity, "GET", "/status", timeout_s=ACKNOWLEDGE_S)
+
+
+def changes_of(identity: OwnerIdentity, after: int) -> dict[str, Any]:
+    """What became of a worker's rollouts since it gave the cursor *after*; 0 asks for all.
+
+    At most a thousand rows at a time: where the answer has ``more``, ask again with its ``cursor``.
+    With ``reset`` it begins anew: whatever was known of this worker is to be forgotten first.
+
+    Raises:
+        WorkerSilent: it did not answer in ``CHANGES_S``.
+    """
+    return _ask(identity, "GET", f"/changes?after={after}", timeout_s=CHANGES_S)
 
 
 def _check_wait(wait_s: float) -> None:

@@ -11,6 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
 if TYPE_CHECKING:
+    from rollout_router.claims.admin_note import (
+        ADMIN_NOTE,
+        AdminNote,
+        read_admin_note,
+        remove_admin_note,
+        write_admin_note,
+    )
     from rollout_router.claims.errors import (
         AdmissionHeld,
         ClaimsError,
@@ -70,9 +77,11 @@ if TYPE_CHECKING:
     from rollout_router.claims.verdict import Judgement, ProofOfDeath, Verdict
 
 __all__ = [
+    "ADMIN_NOTE",
     "ROLLOUT_ID",
     "SOCKET_PATH_BYTES_MAX",
     "WHY_LENGTH_MAX",
+    "AdminNote",
     "AdmissionHeld",
     "Claim",
     "ClaimReader",
@@ -115,8 +124,10 @@ __all__ = [
     "lock_at",
     "new_nonce",
     "process_of",
+    "read_admin_note",
     "read_gate",
     "release_gate",
+    "remove_admin_note",
     "renew_gate",
     "repair",
     "rollout_of_file",
@@ -125,13 +136,16 @@ __all__ = [
     "sweep_alone",
     "valid_nonce",
     "valid_rollout_id",
+    "write_admin_note",
     "write_gate",
 ]
 
 _HOME: Final[Mapping[str, str]] = {
+    "ADMIN_NOTE": "admin_note",
     "ROLLOUT_ID": "names",
     "SOCKET_PATH_BYTES_MAX": "names",
     "WHY_LENGTH_MAX": "gate",
+    "AdminNote": "admin_note",
     "AdmissionHeld": "errors",
     "Claim": "record",
     "ClaimReader": "reader",
@@ -174,8 +188,10 @@ _HOME: Final[Mapping[str, str]] = {
     "lock_at": "evidence",
     "new_nonce": "names",
     "process_of": "evidence",
+    "read_admin_note": "admin_note",
     "read_gate": "gate",
     "release_gate": "gate",
+    "remove_admin_note": "admin_note",
     "renew_gate": "gate",
     "repair": "repairs",
     "rollout_of_file": "reader",
@@ -184,6 +200,7 @@ _HOME: Final[Mapping[str, str]] = {
     "sweep_alone": "sweeper",
     "valid_nonce": "names",
     "valid_rollout_id": "names",
+    "write_admin_note": "admin_note",
     "write_gate": "gate",
 }
 

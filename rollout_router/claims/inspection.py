@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Final
 
+from rollout_router.claims.admin_note import ADMIN_NOTE
 from rollout_router.claims.disk import TEMPORARY
 from rollout_router.claims.epochs import floor_of, generation_of
 from rollout_router.claims.errors import ClaimUnreadable, StoreUnavailable, code_of
@@ -85,9 +86,13 @@ class _Pass:
         names = self._directory(self.root, writers=("format", "gate"))
         for name in sorted({*names, "FORMAT"}.difference(PARTS)):
             path = f"{self.root}/{name}"
-            if name not in {"FORMAT", "gate"}:
+            if name not in {"FORMAT", "gate", ADMIN_NOTE}:
                 self._note(path, "unknown_file")
-            elif self._file(path) and name == "gate" and (code := gate_damage(path)):
+            elif (
+                self._file(path, may_go=name == ADMIN_NOTE)
+                and name == "gate"
+                and (code := gate_damage(path))
+            ):
                 self._note(path, code, place="gate")
         for part in ("epochs", "claims"):
             # A repair holds the format lock while it writes an epoch file anew.

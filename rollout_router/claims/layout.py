@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The directory of a store, as it is read, checked and refused (laws C1, C2).
 
-    FORMAT   locks/00..ff   owners/   epochs/00..ff   claims/00..ff/   gate
+    FORMAT   locks/00..ff   owners/   epochs/00..ff   claims/00..ff/   gate   admin
 
 Nothing here makes or changes anything: that is :mod:`rollout_router.claims.creation`, which a
 command that only reads does without.

@@ -7,7 +7,6 @@ once every live worker has read the gate; workers that start while it is closed 
 
 import json
 import sys
-from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -16,12 +15,10 @@ from rollout_router.claims import (
     WHY_LENGTH_MAX,
     ClaimReader,
     ClaimsError,
-    Moment,
     StoreRefused,
-    read_gate,
 )
+from rollout_router.cli.admin_address import AdminAddress, admin_flags
 from rollout_router.cli.flags import (
-    SCHEMA,
     ExitCode,
     Seconds,
     ended_by,
@@ -30,11 +27,10 @@ from rollout_router.cli.flags import (
     state_dir_flag,
 )
 from rollout_router.cli.terminal import printable
+from rollout_router.documents.admission import OPERATOR, admission_document, blockers_document
 from rollout_router.operate import WAIT_S_MAX, close_admission, open_admission
 
 __all__ = ["admission"]
-
-BY = "operator"
 
 
 @click.group()
@@ -43,11 +39,15 @@ def admission() -> None:
 
 
 @admission.command("open")
+@admin_flags
 @state_dir_flag()
-def open_gate(*, state_dir: Path) -> None:
+def open_gate(*, admin: AdminAddress | None, state_dir: Path) -> None:
     """Let requests in again."""
-    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
-        open_admission(state_dir, by=BY)
+    if admin is not None:
+        admin.post("/api/admission/open", {})
+    else:
+        with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
+            open_admission(state_dir, by=OPERATOR)
     click.echo("admission is open")
 
 
@@ -64,9 +64,12 @@ def open_gate(*, state_dir: Path) -> None:
     type=Seconds(0, WAIT_S_MAX),
     help="Seconds that calls in flight may take to end.",
 )
+@admin_flags
 @state_dir_flag()
 @json_flag()
-def close_gate(*, why: str, wait_s: float, state_dir: Path, as_json: bool) -> None:
+def close_gate(
+    *, why: str, wait_s: float, admin: AdminAddress | None, state_dir: Path, as_json: bool
+) -> None:
     """Refuse requests before anything happens; requests in flight finish.
 
     Exit code 1 where a call is still in flight at the end, or a worker did not say that it has read
@@ -74,36 +77,40 @@ def close_gate(*, why: str, wait_s: float, state_dir: Path, as_json: bool) -> No
     """
     if len(why) > WHY_LENGTH_MAX:
         raise click.UsageError(f"--why has at most {WHY_LENGTH_MAX} characters, not {len(why)}")
-    with (
-        ended_by(ClaimsError, ExitCode.FAILED),
-        ended_by(StoreRefused, ExitCode.REFUSED),
-    ):
-        blockers = close_admission(state_dir, by=BY, why=why, wait_s=wait_s)
+    if admin is not None:
+        asked = {"why": why, "wait_s": wait_s}
+        document = admin.post("/api/admission/close", asked, wait_s=wait_s)
+    else:
+        with ended_by(ClaimsError, ExitCode.FAILED), ended_by(StoreRefused, ExitCode.REFUSED):
+            blockers = close_admission(state_dir, by=OPERATOR, why=why, wait_s=wait_s)
+        document = blockers_document(blockers)
     if as_json:
-        found = [asdict(blocker) for blocker in blockers]
-        click.echo(json.dumps({"schema": SCHEMA, "blockers": found}))
+        click.echo(json.dumps(document))
     else:
         click.echo(f"admission is closed: {printable(why)}")
-    for blocker in blockers:
-        call = "" if blocker.rollout_id is None else f", rollout {blocker.rollout_id}"
-        click.echo(f"rollout-router: worker {blocker.worker_id}{call}: {blocker.why}", err=True)
-    sys.exit(ExitCode.FAILED if blockers else ExitCode.FINE)
+    for blocker in document["blockers"]:
+        call = "" if blocker["rollout_id"] is None else f", rollout {blocker['rollout_id']}"
+        said = f"worker {blocker['worker_id']}{call}: {blocker['why']}"
+        click.echo(f"rollout-router: {printable(said)}", err=True)
+    sys.exit(ExitCode.FAILED if document["blockers"] else ExitCode.FINE)
 
 
 @admission.command("status")
+@admin_flags
 @state_dir_flag()
 @json_flag()
-def gate_status(*, state_dir: Path, as_json: bool) -> None:
+def gate_status(*, admin: AdminAddress | None, state_dir: Path, as_json: bool) -> None:
     """Say whether the gate is open, who closed it, why, and for how long where it is held."""
-    with ended_by(ClaimsError, ExitCode.REFUSED):
-        ClaimReader.inspect(state_dir)
-    gate = read_gate(state_dir)
-    left_s = gate.seconds_left(Moment.now())
-    if as_json:
-        left = {"seconds_left": None if left_s is None else round(left_s, 3)}
-        state = {"open": gate.open, "by": gate.by, "why": gate.why}
-        click.echo(json.dumps({"schema": SCHEMA, **state, **left}))
+    if admin is not None:
+        gate = admin.get("/api/admission")
     else:
+        with ended_by(ClaimsError, ExitCode.REFUSED):
+            ClaimReader.inspect(state_dir)
+        gate = admission_document(state_dir)
+    if as_json:
+        click.echo(json.dumps(gate))
+    else:
+        left_s = gate["seconds_left"]
         held = "" if left_s is None else f" for {left_s:.0f} s more"
-        closed = f"closed by {printable(gate.by)}{held}: {printable(gate.why)}"
-        click.echo("open" if gate.open else closed)
+        closed = f"closed by {printable(gate['by'])}{held}: {printable(gate['why'])}"
+        click.echo("open" if gate["open"] else closed)

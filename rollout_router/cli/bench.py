@@ -14,6 +14,7 @@ from typing import Any, Final
 import click
 
 from rollout_router import __version__
+from rollout_router.bench.admin import run_admin
 from rollout_router.bench.bases import run_bases
 from rollout_router.bench.bodies import TURN_BYTES
 from rollout_router.bench.claims import choose_places, run_claims
@@ -42,6 +43,7 @@ _MUCH: Final = {"sizes": [100_000, 500_000, 1_000_000, 2_000_000], "claims": 10_
 _QUICK: Final = {"sizes": [100_000, 1_000_000], "claims": 100, "rounds": 15}
 _QUICK_PARTS: Final = ("turns", "claims", "hop", "deltas")
 _PATH_SIZES: Final = [100_000, 1_000_000]
+_ADMIN_ROUNDS_MAX: Final = 30  # a survey of ten thousand claims takes half a second
 _CLAIM_ROUNDS: Final = 10
 """So many rounds of claims for one of turns: those take microseconds, these milliseconds."""
 
@@ -112,6 +114,9 @@ _PARTS: Final[Mapping[str, Callable[[_Asked], Part]]] = {
     ),
     "bytes": lambda a: run_volume(a.rollouts, a.conformance, _say),
     "journal": _run_journal,
+    "admin": lambda a: run_admin(
+        a.work_dir, claims=a.claims, rounds=min(a.rounds, _ADMIN_ROUNDS_MAX), say=_say
+    ),
     "start": lambda a: run_start(a.work_dir, rounds=a.rounds, say=_say),
 }
 
@@ -179,7 +184,7 @@ def bench(
     as_json: bool,
     **options: Any,
 ) -> None:
-    """Measure turns, claims, hop, forwarding, deltas, bases, paths, scale, bytes, journal, starts.
+    """Measure turns, claims, hop, forwarding, deltas, bases, paths, scale, bytes, journal and more.
 
     The application only reads the body and answers, so no model is measured. Claims are measured on
     disk and on tmpfs. Exit code 1: a target was missed, a ratio has grown, or something did not

@@ -1,36 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0
-"""``rollout-router claims force | reap``: what an operator may change.
-
-What frees or forces is a dry run until ``--yes``: it refuses what the real one would refuse. A dry
-run takes no lock and makes and raises nothing in the store. Both work while workers run and while
-none does; none ends a worker: a forced claim fences its old owner.
-"""
+"""``rollout-router claims force | reap``: what an operator may change."""
 
 import json
 import sys
-from datetime import UTC, datetime, timedelta
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import click
 
 from rollout_router.claims import (
-    Claim,
     ClaimsError,
     FileClaimStore,
     ForceRefused,
     StoreRefused,
-    StoreUnavailable,
-    Unreadable,
-    free_orphans,
-    sweep,
     valid_nonce,
     valid_rollout_id,
 )
-from rollout_router.cli.claims_view import described, name_each, progress
+from rollout_router.cli.admin_address import AdminAddress, admin_flags, path_of
+from rollout_router.cli.claims_view import name_each, progress
 from rollout_router.cli.flags import (
     DURATION,
-    SCHEMA,
     ExitCode,
     allow_network_fs_flag,
     ended_by,
@@ -39,6 +30,7 @@ from rollout_router.cli.flags import (
     state_dir_flag,
 )
 from rollout_router.cli.terminal import printable
+from rollout_router.documents.changes import CLEARED, force_document, open_store, reap_document
 
 __all__ = ["force", "open_for", "reap"]
 
@@ -54,6 +46,7 @@ _NAMED_MAX: Final = 20
 @flag("--reason", required=True, help="Why, for the record.")
 @flag("--yes", is_flag=True, help="Do it.")
 @allow_network_fs_flag()
+@admin_flags
 @state_dir_flag()
 @json_flag()
 def force(
@@ -63,6 +56,7 @@ def force(
     reason: str,
     yes: bool,
     allow_network_fs: bool,
+    admin: AdminAddress | None,
     state_dir: Path,
     as_json: bool,
 ) -> None:
@@ -73,27 +67,21 @@ def force(
     """
     if not valid_rollout_id(rollout_id):
         raise click.UsageError(f"{rollout_id!r} is no rollout id")
-    fenced = None
-    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
-        store = open_for(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
-        found = store.forceable(rollout_id, expect_epoch=expect_epoch)
-        if yes:
-            fenced = store.force(rollout_id, expect_epoch=expect_epoch, reason=reason)
-    if as_json:
-        document = {
-            "schema": SCHEMA,
-            "store_id": store.store_id,
-            "done": yes,
-            "rollout_id": rollout_id,
-            "kind": found.kind if found else None,
-            "worker_id": found.owner.nonce if found else None,
-            "claim_epoch": found.claim_epoch if found else None,
-            "fenced_epoch": fenced,
-        }
-        click.echo(json.dumps(document))
-    elif fenced is None:
-        click.echo(f"{_what_force_does(rollout_id, found)}; add --yes to do it")
+    if admin is not None:
+        asked = {"expect_epoch": expect_epoch, "reason": reason, "yes": yes}
+        document = admin.post("/api/claims" + path_of(rollout_id, "force"), asked)
     else:
+        with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
+            store = open_for(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
+            document = force_document(
+                store, rollout_id, expect_epoch=expect_epoch, reason=reason, yes=yes
+            )
+    if as_json:
+        click.echo(json.dumps(document))
+    elif not document["done"]:
+        click.echo(f"{_what_force_does(document)}; add --yes to do it")
+    else:
+        fenced = document["fenced_epoch"]
         click.echo(f"rollout {rollout_id} is free; every claim epoch up to {fenced} is fenced")
 
 
@@ -112,6 +100,7 @@ def force(
     "answered with 410 any more.",
 )
 @allow_network_fs_flag()
+@admin_flags
 @state_dir_flag()
 @json_flag()
 def reap(
@@ -120,6 +109,7 @@ def reap(
     owner_missing: str | None,
     tombstones_older_than: timedelta | None,
     allow_network_fs: bool,
+    admin: AdminAddress | None,
     state_dir: Path,
     as_json: bool,
 ) -> None:
@@ -133,77 +123,45 @@ def reap(
         raise click.UsageError(f"{owner_missing!r} is no worker's nonce")
     if owner_missing is not None and tombstones_older_than is not None:
         raise click.UsageError("--owner-missing and --tombstones-older-than exclude each other")
-    with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
-        store = open_for(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
-        if owner_missing is None:
-            age = timedelta.max if tombstones_older_than is None else tombstones_older_than
-            cleared, unreadable, failed, ended = _sweep(store, yes=yes, tombstone_age_max=age)
-        else:
-            cleared, unreadable, failed, ended = _free(store, owner_missing, yes=yes)
-    if as_json:
-        document = {
-            "schema": SCHEMA,
-            "done": yes,
+    if admin is not None:
+        age = tombstones_older_than
+        asked = {
+            "yes": yes,
             "owner_missing": owner_missing,
-            **cleared,
-            "unreadable": [described(bad) for bad in unreadable],
-            "failed": [described(bad) for bad in failed],
+            "tombstones_older_than_s": None if age is None else age.total_seconds(),
         }
+        document = admin.post("/api/claims/reap", asked)
+    else:
+        with ended_by(ClaimsError, ExitCode.FAILED), ended_by(ForceRefused, ExitCode.REFUSED):
+            store = open_for(state_dir, to_change=yes, allow_network_fs=allow_network_fs)
+            with progress("looking at claims", store.count_files) as step:
+                document = reap_document(
+                    store,
+                    owner_missing=owner_missing,
+                    tombstones_older_than=tombstones_older_than,
+                    yes=yes,
+                    step=step,
+                )
+    _print_reaped(document, as_json=as_json)
+
+
+def _print_reaped(document: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print what went, name what stayed, and exit as :func:`reap` says."""
+    unreadable, failed, ended = (document[name] for name in ("unreadable", "failed", "ended_by"))
+    if as_json:
         click.echo(json.dumps(document))
     else:
-        for what, names in cleared.items():
-            _say(what, names)
+        for what in CLEARED:
+            _say(what, document[what])
         done = "done" if ended is None else "this much was done"
-        click.echo(done if yes else "nothing was changed; add --yes to do it")
+        click.echo(done if document["done"] else "nothing was changed; add --yes to do it")
     name_each(unreadable)
     name_each(failed, what="could not be cleared")
-    with ended_by(ClaimsError, ExitCode.FAILED):
-        if ended is not None:
-            raise ended
-    if failed:
+    if ended is not None:
+        click.echo(f"rollout-router: {printable(ended)}", err=True)
+    if failed or ended is not None:
         sys.exit(ExitCode.FAILED)
     sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
-
-
-_Cleared = tuple[
-    dict[str, list[str]],
-    tuple[Unreadable, ...],
-    tuple[Unreadable, ...],
-    StoreUnavailable | None,  # why the rest was not tried
-]
-
-
-def _sweep(store: FileClaimStore, *, yes: bool, tombstone_age_max: timedelta) -> _Cleared:
-    with progress("looking at claims", store.count_files) as step:
-        swept = sweep(
-            store,
-            now=datetime.now(UTC),
-            tombstone_age_max=tombstone_age_max,
-            dry_run=not yes,
-            pace=step,
-        )
-    cleared = {
-        "freed": [claim.rollout_id for claim in swept.freed],
-        "lost": [claim.rollout_id for claim in swept.lost],
-        "moved": [],
-        "forgotten": [claim.rollout_id for claim in swept.forgotten],
-        "owners": list(swept.owners),
-        "sockets": list(swept.sockets),
-        "leftovers": list(swept.leftovers),
-    }
-    return cleared, swept.unreadable, swept.failed, None
-
-
-def _free(store: FileClaimStore, nonce: str, *, yes: bool) -> _Cleared:
-    with progress("looking at claims", store.count_files) as step:
-        orphans = free_orphans(store, nonce, dry_run=not yes, step=step)
-    cleared: dict[str, list[str]] = {
-        "freed": list(orphans.freed),
-        "lost": list(orphans.lost),
-        "moved": list(orphans.moved),
-        **{what: [] for what in ("forgotten", "owners", "sockets", "leftovers")},
-    }
-    return cleared, orphans.unreadable, orphans.failed, orphans.ended_by
 
 
 def _say(what: str, names: list[str]) -> None:
@@ -214,19 +172,17 @@ def _say(what: str, names: list[str]) -> None:
 
 def open_for(state_dir: Path, *, to_change: bool, allow_network_fs: bool) -> FileClaimStore:
     """The store; exits with a message where it is refused, to change it as to a worker."""
-    if not to_change:
-        with ended_by(ClaimsError, ExitCode.REFUSED):
-            return FileClaimStore.inspect(state_dir)
-    with ended_by(StoreRefused, ExitCode.REFUSED):
-        return FileClaimStore.open(state_dir, service=None, allow_network_fs=allow_network_fs)
+    with ended_by(StoreRefused if to_change else ClaimsError, ExitCode.REFUSED):
+        return open_store(state_dir, to_change=to_change, allow_network_fs=allow_network_fs)
 
 
-def _what_force_does(rollout_id: str, found: Claim | None) -> str:
-    if found is None:
+def _what_force_does(found: Mapping[str, Any]) -> str:
+    rollout_id, epoch = found["rollout_id"], found["claim_epoch"]
+    if epoch is None:
         return f"would remove the unreadable claim of rollout {rollout_id}"
-    if found.state == "lost":
-        return f"would fence the lost session {rollout_id} past claim epoch {found.claim_epoch}"
+    if found["state"] == "lost":
+        return f"would fence the lost session {rollout_id} past claim epoch {epoch}"
     return (
-        f"would take rollout {rollout_id} from worker {found.owner.nonce}, "
-        f"which has it under claim epoch {found.claim_epoch}"
+        f"would take rollout {rollout_id} from worker {found['worker_id']}, "
+        f"which has it under claim epoch {epoch}"
     )

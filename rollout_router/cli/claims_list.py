@@ -4,26 +4,24 @@
 import json
 import sys
 from collections import Counter
-from datetime import UTC, datetime, timedelta
+from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from rollout_router.claims import valid_nonce
-from rollout_router.cli.claims_owners import Owners, open_store, row_of, surveyed
-from rollout_router.cli.claims_view import described, name_each, print_table
+from rollout_router.claims import ClaimsError, valid_nonce
+from rollout_router.cli.admin_address import AdminAddress, admin_flags
+from rollout_router.cli.claims_view import name_each, open_to_read, print_table, progress
 from rollout_router.cli.flags import (
     DURATION,
-    SCHEMA,
     ExitCode,
+    ended_by,
     flag,
     json_flag,
     state_dir_flag,
 )
-
-if TYPE_CHECKING:
-    from rollout_router.claims import Claim
+from rollout_router.documents.claims import claims_document
 
 __all__ = ["list_claims"]
 
@@ -57,6 +55,7 @@ _COLUMNS: Final = {
     default=_ROWS,
     help="How many the table shows; --json shows all.",
 )
+@admin_flags
 @state_dir_flag()
 @json_flag()
 def list_claims(
@@ -65,35 +64,31 @@ def list_claims(
     verdict: str | None,
     older_than: timedelta | None,
     rows: int,
+    admin: AdminAddress | None,
     state_dir: Path,
     as_json: bool,
 ) -> None:
     """Show who owns what. Exit code 3 where a record cannot be read; each is named."""
     if worker is not None and not valid_nonce(worker):
         raise click.UsageError(f"{worker!r} is no worker's nonce")
-    store = open_store(state_dir)
-    owners, now = Owners(store), datetime.now(UTC)
-
-    def asked_for(claim: "Claim") -> bool:
-        """The cheap questions first."""
-        if worker is not None and claim.owner.nonce != worker:
-            return False
-        if older_than is not None and now - datetime.fromisoformat(claim.at) <= older_than:
-            return False
-        if verdict is None:
-            return True
-        return claim.state == "owned" and owners.of(claim)[1].verdict.value == verdict
-
-    found, unreadable = surveyed(
-        store, lambda claim: row_of(claim, owners) if asked_for(claim) else None
-    )
-    if as_json:
-        document = {"schema": SCHEMA, "store_id": store.store_id, "claims": found}
-        click.echo(json.dumps({**document, "unreadable": [described(bad) for bad in unreadable]}))
+    if admin is not None:
+        age_s = None if older_than is None else older_than.total_seconds()
+        document = admin.get("/api/claims", worker=worker, verdict=verdict, older_than_s=age_s)
     else:
-        _print(found, rows=rows)
-    name_each(unreadable)
-    sys.exit(ExitCode.DAMAGE_FOUND if unreadable else ExitCode.FINE)
+        store = open_to_read(state_dir)
+        with (
+            ended_by(ClaimsError, ExitCode.FAILED),
+            progress("reading claims", store.count_files) as step,
+        ):
+            document = claims_document(
+                store, worker=worker, verdict=verdict, older_than=older_than, step=step
+            )
+    if as_json:
+        click.echo(json.dumps(document))
+    else:
+        _print(document["claims"], rows=rows)
+    name_each(document["unreadable"])
+    sys.exit(ExitCode.DAMAGE_FOUND if document["unreadable"] else ExitCode.FINE)
 
 
 def _print(found: list[dict[str, Any]], *, rows: int) -> None:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""How the commands of a store speak: tables for people, what is unreadable, a progress bar.
+"""How the commands of a store begin and speak: tables for people, what is unreadable, a bar.
 
 Names of files come from whoever could write into the store: none reaches a terminal unescaped. What
 draws is imported where there is something to draw: it takes longer than reading a small store.
@@ -7,19 +7,18 @@ draws is imported where there is something to draw: it takes longer than reading
 
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final, TextIO
+from pathlib import Path
+from typing import Any, Final, TextIO
 
 import click
 
-from rollout_router.claims import rollout_of_file
+from rollout_router.claims import ClaimReader, ClaimsError
+from rollout_router.cli.flags import ExitCode, ended_by
 from rollout_router.cli.terminal import printable
 
-if TYPE_CHECKING:
-    from rollout_router.claims import Unreadable
-
-__all__ = ["SHOWN_AFTER_S", "described", "name_each", "print_table", "progress"]
+__all__ = ["SHOWN_AFTER_S", "name_each", "open_to_read", "print_table", "progress"]
 
 SHOWN_AFTER_S: Final = 1.0
 """What ends sooner needs no bar."""
@@ -29,6 +28,12 @@ _STRIDE: Final = 256
 
 _PIPED_COLUMNS: Final = 500
 """What is piped is not folded: an id has at most 200 characters."""
+
+
+def open_to_read(state_dir: Path) -> ClaimReader:
+    """The store, to read; exits with a message where there is none or it is refused."""
+    with ended_by(ClaimsError, ExitCode.REFUSED):
+        return ClaimReader.inspect(state_dir)
 
 
 def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
@@ -51,15 +56,11 @@ def print_table(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> Non
     Console(markup=False, highlight=False, emoji=False, width=width).print(table)
 
 
-def described(bad: "Unreadable") -> dict[str, Any]:
-    """For a document: also whose claim it is, where its file name tells."""
-    return {"path": bad.path, "code": bad.code, "rollout_id": rollout_of_file(bad.path)}
-
-
-def name_each(unreadable: "Iterable[Unreadable]", *, what: str = "unreadable") -> None:
-    """Name each on stderr."""
+def name_each(unreadable: Iterable[Mapping[str, Any]], *, what: str = "unreadable") -> None:
+    """Name each on stderr, by the path and the code that a document says."""
     for bad in unreadable:
-        click.echo(f"rollout-router: {what}: {printable(bad.path)} ({bad.code})", err=True)
+        said = f"{printable(bad['path'])} ({printable(bad['code'])})"
+        click.echo(f"rollout-router: {what}: {said}", err=True)
 
 
 @contextmanager

@@ -15,12 +15,15 @@ from typing import Any, Final
 import click
 
 from rollout_router.cli.terminal import printable
+from rollout_router.documents import SCHEMA
 
 __all__ = [
     "DURATION",
     "SCHEMA",
     "ExitCode",
     "Seconds",
+    "admin_host_flag",
+    "admin_port_flag",
     "allow_network_fs_flag",
     "default_run_dir",
     "default_state_dir",
@@ -30,9 +33,6 @@ __all__ = [
     "json_flag",
     "state_dir_flag",
 ]
-
-SCHEMA: Final = 1
-"""The version of every JSON document that a command prints; fields may be added to one."""
 
 
 class ExitCode(enum.IntEnum):
@@ -149,4 +149,24 @@ def allow_network_fs_flag() -> Callable[[Any], Any]:
         "--allow-network-fs",
         is_flag=True,
         help="Also on a network file system: all workers are on this host and use this mount.",
+    )
+
+
+def admin_host_flag() -> Callable[[Any], Any]:
+    """``--admin-host``, for every command that serves the admin address."""
+    return flag(
+        "--admin-host",
+        default="127.0.0.1",
+        help="Address of the admin port: reading it needs no password.",
+    )
+
+
+def admin_port_flag(*, default: int | None) -> Callable[[Any], Any]:
+    """``--admin-port``, as :func:`admin_host_flag`."""
+    unless = "; without it there is none" if default is None else ""
+    return flag(
+        "--admin-port",
+        type=click.IntRange(0, 65535),
+        default=default,
+        help=f"Port of the admin address: page, API and metrics; 0 picks one{unless}.",
     )

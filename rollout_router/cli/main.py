@@ -13,6 +13,7 @@ from rollout_router.cli.lazy import LazyGroup
 __all__ = ["main"]
 
 _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
+    "admin": ("admin:admin", "Serve the admin address of a store: page, API and metrics."),
     "admission": ("admission:admission", "Close, open and see the gate of a service."),
     "bench": ("bench:bench", "Measure the stages of a turn, side by side."),
     "checkpoint": ("checkpoint:checkpoint", "Take and bring back checkpoints of agent sessions."),

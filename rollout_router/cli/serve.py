@@ -10,7 +10,14 @@ from typing import Any
 
 import click
 
-from rollout_router.cli.flags import Seconds, default_run_dir, flag, state_dir_flag
+from rollout_router.cli.flags import (
+    Seconds,
+    admin_host_flag,
+    admin_port_flag,
+    default_run_dir,
+    flag,
+    state_dir_flag,
+)
 from rollout_router.serve.forking import start_preloading
 
 __all__ = ["serve"]
@@ -98,6 +105,8 @@ _DIRECTORY = click.Path(path_type=Path, file_okay=False)
     type=click.Path(path_type=Path, dir_okay=False),
     help="Written when every worker answers.",
 )
+@admin_host_flag()
+@admin_port_flag(default=None)
 def serve(**options: Any) -> None:
     """Run the gateway.
 
@@ -111,7 +120,10 @@ def serve(**options: Any) -> None:
         _check_url(options["upstream"])
     _check_sessions(options)
     start_preloading(
-        app=options["app"], upstream=options["upstream"], capture_dir=options["capture_dir"]
+        app=options["app"],
+        upstream=options["upstream"],
+        capture_dir=options["capture_dir"],
+        admin=options["admin_port"],
     )
     from rollout_router.cli.serving import run_service  # noqa: PLC0415 - see the module's docstring
 

@@ -3,23 +3,42 @@
 
 import asyncio
 import errno
+import secrets
+import socket
 import sys
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 import click
 
-from rollout_router.claims import ClaimsError, FileClaimStore, Moment, new_nonce, read_gate
+from rollout_router.admin.config import AdminConfig
+from rollout_router.claims import (
+    ADMIN_NOTE,
+    ClaimsError,
+    FileClaimStore,
+    Moment,
+    new_nonce,
+    read_gate,
+)
 from rollout_router.cli.flags import ExitCode
 from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
 from rollout_router.routing.key_file import SecretRefused
 from rollout_router.routing.run_dir import private_directory, private_socket_path
+from rollout_router.serve.admin_slot import AdminSlot
 from rollout_router.serve.application import AppNotFound, load_app
 from rollout_router.serve.config import ServeConfig
-from rollout_router.serve.supervisor import PortTaken, Supervisor, bind_public
+from rollout_router.serve.supervisor import (
+    PortTaken,
+    Supervisor,
+    bind_public,
+    local_url_of,
+    url_of,
+)
 
-__all__ = ["run_service"]
+__all__ = ["admin_token", "listen", "run_service", "shown_url"]
+
+_TOKEN_BYTES: Final = 32
 
 
 def run_service(options: dict[str, Any]) -> NoReturn:
@@ -32,20 +51,55 @@ def run_service(options: dict[str, Any]) -> NoReturn:
         _end(error, ExitCode.USAGE)
     except (ClaimsError, SecretRefused, SinkRefused, SinkUnavailable) as error:
         _end(error, ExitCode.REFUSED)
-    try:
-        listener = bind_public(options["host"], options["port"])
-    except PortTaken as error:
-        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
-        advice = "; name another with --port" if taken else ""
-        _end(f"{error.strerror}{advice}", ExitCode.FAILED)
+    listener = listen(options["host"], options["port"], flag="--port")
     supervisor = Supervisor(
         config,
         listener,
         workers=options["workers"],
         ready_file=options["ready_file"],
         say=_say,
+        admin=_admin(config, url_of(listener)),
     )
     sys.exit(asyncio.run(supervisor.run()))
+
+
+def listen(host: str, port: int, *, flag: str) -> socket.socket:
+    """Listen there; exits with a message, and names *flag* where another port would do."""
+    try:
+        return bind_public(host, port)
+    except PortTaken as error:
+        taken = error.errno in (errno.EADDRINUSE, errno.EACCES)
+        advice = f"; name another with {flag}" if taken else ""
+        _end(f"{error.strerror}{advice}", ExitCode.FAILED)
+
+
+def admin_token() -> str:
+    """A new one: nobody can guess it, and it lives as long as the service."""
+    return secrets.token_urlsafe(_TOKEN_BYTES)
+
+
+def shown_url(url: str, token: str, state_dir: Path) -> str:
+    """An admin address for people: with the token at a terminal; a log is read by others too."""
+    if sys.stderr.isatty():
+        return f"{url}/#token={token}"
+    return f"{url} (what changes anything needs the token in {state_dir / ADMIN_NOTE})"
+
+
+def _admin(config: ServeConfig, public_url: str) -> AdminSlot | None:
+    if config.admin_port is None:
+        return None
+    listener = listen(config.admin_host, config.admin_port, flag="--admin-port")
+    url, token = local_url_of(listener), admin_token()
+    told = AdminConfig(
+        state_dir=config.state_dir,
+        host=config.admin_host,
+        url=url,
+        token=token,
+        public_url=public_url,
+        allow_network_fs=config.allow_network_fs,
+    )
+    shown = shown_url(url, token, Path(config.state_dir))
+    return AdminSlot(told, listener, shown=shown, say=_say)
 
 
 def _config(options: dict[str, Any]) -> ServeConfig:
@@ -78,6 +132,8 @@ def _config(options: dict[str, Any]) -> ServeConfig:
         connections_max=options["connections_max"],
         answer_stall_s=options["answer_stall_seconds"],
         hand_over=options["hand_over"],
+        admin_host=options["admin_host"],
+        admin_port=options["admin_port"],
     )
 
 

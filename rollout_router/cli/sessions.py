@@ -12,10 +12,9 @@ from typing import Any, Final
 
 import click
 
-from rollout_router.claims import Claim, valid_rollout_id
-from rollout_router.cli.claims_owners import Owners, open_store, row_of, surveyed
-from rollout_router.cli.claims_show import show
-from rollout_router.cli.claims_view import described, name_each, print_table
+from rollout_router.claims import Claim, ClaimsError, valid_rollout_id
+from rollout_router.cli.claims_show import print_record
+from rollout_router.cli.claims_view import name_each, open_to_read, print_table, progress
 from rollout_router.cli.flags import (
     SCHEMA,
     ExitCode,
@@ -24,6 +23,8 @@ from rollout_router.cli.flags import (
     json_flag,
     state_dir_flag,
 )
+from rollout_router.documents.claim import record_document
+from rollout_router.documents.claims import Owners, row_of, surveyed
 from rollout_router.routing.sessions import PREFIX, session_name
 
 __all__ = ["sessions"]
@@ -59,13 +60,17 @@ def list_sessions(*, journal: Path | None, state_dir: Path, as_json: bool) -> No
 
         list_agent_sessions(journal, as_json=as_json)
         return
-    store = open_store(state_dir)
+    store = open_to_read(state_dir)
     owners = Owners(store)
-    found, unreadable = surveyed(store, lambda claim: _row(claim, owners))
+    with (
+        ended_by(ClaimsError, ExitCode.FAILED),
+        progress("reading claims", store.count_files) as step,
+    ):
+        found, unreadable = surveyed(store, lambda claim: _row(claim, owners), step=step)
     found.sort(key=lambda row: str(row["name"]))
     if as_json:
         document = {"schema": SCHEMA, "store_id": store.store_id, "sessions": found}
-        click.echo(json.dumps({**document, "unreadable": [described(bad) for bad in unreadable]}))
+        click.echo(json.dumps({**document, "unreadable": unreadable}))
     else:
         print_table(list(_COLUMNS.values()), [[row[name] for name in _COLUMNS] for row in found])
         if not found:
@@ -93,14 +98,13 @@ def show_session(*, name: str, journal: Path | None, state_dir: Path, as_json: b
     if not (name.startswith(PREFIX) and valid_rollout_id(name)):
         with ended_by(ValueError, ExitCode.USAGE):  # bytes that no encoding has
             name = session_name(name)
-    store = open_store(state_dir)
-    show(
-        store,
-        name,
-        what="session",
-        describe=lambda claim: _row(claim, Owners(store)),
-        as_json=as_json,
-    )
+    store = open_to_read(state_dir)
+    with ended_by(ClaimsError, ExitCode.FAILED):
+        document = record_document(
+            store, name, what="session", describe=lambda claim: _row(claim, Owners(store))
+        )
+    nothing = f"there is no session {name} in {store.state_dir}"
+    print_record(document, name, what="session", nothing=nothing, as_json=as_json)
 
 
 @sessions.command("restart")

@@ -14,6 +14,7 @@ private socket is looked at: the same header on the public port means nothing.
 import asyncio
 import http
 import json
+import re
 import signal
 from collections.abc import Callable, Mapping
 from typing import Any, Final
@@ -83,7 +84,8 @@ def _changes(worker: Worker, scope: Scope) -> dict[str, Any]:
         "started_at": worker.observed.started_at,
         "gate": {"open": gate.open, "by": gate.by, "why": gate.why},
     }
-    changes = worker.observed.changes.since(int(after) if after.isdigit() else 0)
+    known = re.fullmatch("[0-9]{1,18}", after) is not None
+    changes = worker.observed.changes.since(int(after) if known else 0)
     return {"schema": SCHEMA, "id": worker.id, "pid": worker.pid, "status": status, **changes}
 
 

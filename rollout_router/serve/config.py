@@ -43,6 +43,8 @@ class ServeConfig:
     connections_max: int | None  # None: what the descriptors allow
     answer_stall_s: float
     hand_over: bool
+    admin_host: str
+    admin_port: int | None  # None: there is no admin address; 0 picks a port
     log_format: Format = "auto"
     log_level: str = "info"
 

@@ -10,7 +10,9 @@ from multiprocessing import forkserver
 __all__ = ["start_preloading"]
 
 
-def start_preloading(*, app: object, upstream: object, capture_dir: object) -> None:
+def start_preloading(
+    *, app: object, upstream: object, capture_dir: object, admin: object = None
+) -> None:
     """Start it now, and do not wait: a worker that is started later waits for its imports.
 
     Nothing of the application's is imported: it may start threads. What is not None was given.
@@ -24,5 +26,7 @@ def start_preloading(*, app: object, upstream: object, capture_dir: object) -> N
         modules.append("rollout_router.gateway.upstream")
     if capture_dir is not None:
         modules.append("rollout_router.gateway.capture")
+    if admin is not None:
+        modules.append("rollout_router.admin.process")
     multiprocessing.get_context("forkserver").set_forkserver_preload(modules)
     forkserver.ensure_running()

@@ -4,39 +4,29 @@
 It holds the public listening socket, so a connection that arrives while a worker is replaced waits
 in the backlog instead of being refused. It holds no claims and forwards nothing.
 
-Workers are forked from a process that has imported what they need and does nothing else (see
-:mod:`rollout_router.serve.forking`), so that one that died is replaced in a fraction of the time
-that an interpreter takes to start. A worker's end is seen through its pidfd: the fork server may
-die too.
+With an admin address it keeps an admin process beside the workers, which ends last, so that a drain
+can be watched.
 """
 
 import asyncio
 import gc
 import json
-import multiprocessing
 import os
 import signal
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import ExitStack, suppress
-from multiprocessing.context import ForkServerProcess
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
 
+from rollout_router.serve.admin_slot import AdminSlot
+from rollout_router.serve.child import BACKOFF_S, EARLY_EXITS_MAX, Child
 from rollout_router.serve.config import ServeConfig
 
-__all__ = ["PortTaken", "Supervisor", "bind_public", "url_of"]
+__all__ = ["PortTaken", "Supervisor", "bind_public", "local_url_of", "url_of"]
 
 BACKLOG: Final = 2048
-EARLY_EXITS_MAX: Final = 3
-"""So many workers in a row that exit before they answer end the service: it cannot start."""
-
-REAP_S: Final = 1.0
-"""How long the fork server may take to say how a worker ended; it is for people to read."""
-
-BACKOFF_S: Final = (0.0, 0.2, 1.0, 5.0)
-"""Pause before a slot's next worker, by the number of its early exits in a row."""
 
 
 class PortTaken(OSError):  # noqa: N818 - named by what happened
@@ -77,6 +67,11 @@ def url_of(listener: socket.socket) -> str:
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 
 
+def local_url_of(listener: socket.socket) -> str:
+    """The base URL by which this machine reaches a listening socket, which may listen on all."""
+    return url_of(listener).replace("//0.0.0.0:", "//127.0.0.1:").replace("//[::]:", "//[::1]:")
+
+
 class Supervisor:
     """Runs ``workers`` worker processes behind one listening socket.
 
@@ -86,6 +81,9 @@ class Supervisor:
         workers: how many, at least 1.
         ready_file: written by rename whenever every worker answers; removed at start and end.
         say: takes one line for people.
+        admin: the place of the admin process; None: there is no admin address.
+        on_ended: called in a thread with the pid of each worker process that has ended, before
+            another takes its place.
     """
 
     def __init__(
@@ -96,14 +94,18 @@ class Supervisor:
         workers: int,
         ready_file: Path | None,
         say: Callable[[str], None],
+        admin: AdminSlot | None = None,
+        on_ended: Callable[[int], None] | None = None,
     ) -> None:
         self._config = config
         self._listener = listener
         self._workers = workers
         self._ready_file = ready_file
         self._say = say
-        self._processes: dict[int, int] = {}  # pidfds, by slot
-        self._forking = multiprocessing.get_context("forkserver")
+        self._admin = admin
+        self._admin_answers = False
+        self._on_ended = on_ended
+        self._processes: dict[int, Child] = {}  # by slot
         self._ready: dict[int, dict[str, Any]] = {}
         self._stopping = asyncio.Event()
         self._announced = False
@@ -116,9 +118,14 @@ class Supervisor:
             loop.add_signal_handler(number, self._stop)
         self._remove_ready_file()
         try:
-            async with asyncio.TaskGroup() as slots:
-                for slot in range(self._workers):
-                    slots.create_task(self._keep_slot(slot))
+            async with asyncio.TaskGroup() as children:
+                if self._admin is not None:
+                    children.create_task(self._admin.keep(self._admin_ready))
+                async with asyncio.TaskGroup() as slots:
+                    for slot in range(self._workers):
+                        slots.create_task(self._keep_slot(slot))
+                if self._admin is not None:
+                    self._admin.stop()
         finally:
             self._listener.close()
             self._remove_ready_file()
@@ -133,8 +140,10 @@ class Supervisor:
         again = self._stopping.is_set()
         self._stopping.set()
         self._listener.close()
-        for pidfd in self._processes.values():
-            _tell(pidfd, signal.SIGKILL if again else signal.SIGTERM)
+        for child in self._processes.values():
+            child.tell(signal.SIGKILL if again else signal.SIGTERM)
+        if again and self._admin is not None:
+            self._admin.kill()
 
     async def _keep_slot(self, slot: int) -> None:
         early_exits = 0
@@ -161,48 +170,34 @@ class Supervisor:
         other workers serve on, and it is tried again.
         """
         try:
-            with self._listener.dup() as listener:  # ours may be closed meanwhile
-                process, pidfd, link = await asyncio.to_thread(self._fork, listener)
-        except (OSError, EOFError) as error:  # EOFError: the fork server died of it; another starts
+            child = await Child.start(_work, self._config, self._listener)
+        except (OSError, EOFError) as error:
             self._say(f"a worker cannot be started: {error!r}")
             return False
-        self._processes[slot] = pidfd
+        self._processes[slot] = child
         if self._stopping.is_set():
-            _tell(pidfd, signal.SIGTERM)
-        reader, writer = await asyncio.open_unix_connection(sock=link)
+            child.tell(signal.SIGTERM)
         try:
-            try:
-                line = await reader.readline()
-            except ConnectionResetError:
-                line = b""
-            if line:
-                self._ready[slot] = json.loads(line)
+            ready = await child.wait_ready()
+            if ready is not None:
+                self._ready[slot] = ready
                 self._announce()
-            await _ended(pidfd)
+            await child.wait_end()
         finally:
-            writer.close()
             del self._processes[slot]
             self._ready.pop(slot, None)
-            os.close(pidfd)
-        await asyncio.to_thread(process.join, REAP_S)
+        if self._on_ended is not None:
+            await asyncio.to_thread(self._on_ended, child.pid)
         if not self._stopping.is_set():
-            self._say(f"worker process {process.pid} {_ending(process.exitcode)}; starting another")
-        return bool(line)
+            self._say(f"worker process {child.pid} {child.ending()}; starting another")
+        return ready is not None
 
-    def _fork(self, listener: socket.socket) -> tuple[ForkServerProcess, int, socket.socket]:
-        """A new worker process, its pidfd, and our end of the link to it. Runs in a thread."""
-        ours, theirs = socket.socketpair()
-        with ExitStack() as undo:
-            undo.callback(ours.close)
-            with theirs:
-                arguments = (self._config, listener, theirs)
-                process = self._forking.Process(target=_work, args=arguments)
-                process.start()
-            if process.pid is None:
-                raise RuntimeError("a process that was started has a pid")
-            pidfd = os.pidfd_open(process.pid)
-            undo.pop_all()
-        return process, pidfd, ours
+    def _admin_ready(self) -> None:
+        if self._admin is not None and not self._admin_answers:
+            self._say(f"admin: {self._admin.shown}")
+        self._admin_answers = True
+        if self._announced:
+            self._announce()
 
     def _announce(self) -> None:
         if len(self._ready) < self._workers or self._stopping.is_set():
@@ -219,7 +214,9 @@ class Supervisor:
 
     def _write_ready_file(self, url: str, workers: list[dict[str, Any]]) -> None:
         if self._ready_file is not None:
-            document = {"url": url, "pid": os.getpid(), "workers": workers}
+            document: dict[str, Any] = {"url": url, "pid": os.getpid(), "workers": workers}
+            if self._admin is not None and self._admin_answers:
+                document["admin"] = self._admin.url
             temporary = self._ready_file.with_name(f"{self._ready_file.name}.{os.getpid()}.tmp")
             temporary.write_text(json.dumps(document))
             temporary.replace(self._ready_file)
@@ -236,28 +233,3 @@ def _work(config: ServeConfig, listener: socket.socket, link: socket.socket) -> 
     from rollout_router.serve.worker import main  # noqa: PLC0415 - not in the supervisor
 
     sys.exit(main(config, listener, link))
-
-
-_UNKNOWN: Final = 255
-"""What multiprocessing says where the fork server ended first."""
-
-
-async def _ended(pidfd: int) -> None:
-    """Wait for the end of a process. Its pidfd is readable then; see pidfd_open(2)."""
-    loop, ended = asyncio.get_running_loop(), asyncio.Event()
-    loop.add_reader(pidfd, ended.set)
-    try:
-        await ended.wait()
-    finally:
-        loop.remove_reader(pidfd)
-
-
-def _tell(pidfd: int, number: signal.Signals) -> None:
-    with suppress(ProcessLookupError):  # it has ended, and is about to be seen so
-        signal.pidfd_send_signal(pidfd, number)
-
-
-def _ending(code: int | None) -> str:
-    if code is None or code == _UNKNOWN:
-        return "ended"
-    return f"was ended by {signal.Signals(-code).name}" if code < 0 else f"exited with code {code}"

@@ -43,19 +43,26 @@ ROOMS = {
     "transport": {"errors", "forked"},
     "routing": {*SHARED, "claims", "history", "transport"},
     "gateway": SHARED,
-    "serve": {*SHARED, "claims", "history", "metrics_files", "routing", "gateway"},
+    # The admin process is one more child of its supervisor.
+    "serve": {*SHARED, "admin", "claims", "history", "metrics_files", "routing", "gateway"},
     "integrations": {"asgi", "checkpoint", "routing"},
     "checkpoint": {*SHARED, "claims", "operate"},
     "demo": {"processes", "transport"},
     "harness": {"asgi", "claims", "errors", "gateway", *FIGURES, "transport"},
     "operate": {"claims"},
+    # What commands print and the admin address sends is made in one place.
+    "documents": {"claims", "operate"},
+    # It watches and serves; how a connection is bounded it has from routing.
+    "admin": {*SHARED, "claims", "documents", "metrics_files", "operate", "routing"},
     "bench": {
         *SHARED,
+        "admin",
         "checkpoint",
         "claims",
         "demo",
         "gateway",
         "history",
+        "operate",
         *FIGURES,
         "routing",
         "transport",

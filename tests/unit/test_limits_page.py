@@ -17,6 +17,7 @@ ROWS = re.findall(r"^\| `([\w./]+):([\w.]+)` \| ([^|]+?) \|", PAGE, re.MULTILINE
 UNITS = {"": 1, "s": 1, "h": 3600, "KiB": 1024, "MiB": 1024**2, "GiB": 1024**3}
 
 SERVES = (
+    "admin",
     "checkpoint",
     "claims",
     "gateway",
