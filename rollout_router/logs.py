@@ -15,6 +15,7 @@ the event loop. What does not fit is dropped and counted.
 import json
 import logging
 import logging.handlers
+import os
 import queue
 import re
 import sys
@@ -35,6 +36,8 @@ __all__ = [
     "Format",
     "RequestMarks",
     "configure",
+    "is_human",
+    "json_line",
     "told",
 ]
 
@@ -181,6 +184,17 @@ class _Writing(logging.handlers.QueueListener):
                 self._thread.join(WRITE_LAST_S)
 
 
+def is_human(form: Format, stream: TextIO = sys.stderr) -> bool:
+    """Whether lines to *stream* are for people."""
+    return form == "human" or (form == "auto" and stream.isatty())
+
+
+def json_line(text: str) -> str:
+    """*text* as a line of the log, for a process that has no other."""
+    record = {"name": "rollout_router.serve", "levelname": "INFO", "msg": text}
+    return _Json().format(logging.makeLogRecord({**record, "process": os.getpid()}))
+
+
 def configure(
     form: Format, level: str, stream: TextIO = sys.stderr
 ) -> logging.handlers.QueueListener:
@@ -191,9 +205,8 @@ def configure(
         level: a name of ``logging``, in lower case.
         stream: where lines go.
     """
-    human = form == "human" or (form == "auto" and stream.isatty())
     writing = logging.StreamHandler(stream)
-    writing.setFormatter(_Human() if human else _Json())
+    writing.setFormatter(_Human() if is_human(form, stream) else _Json())
     waiting: queue.Queue[logging.LogRecord] = queue.Queue(QUEUED_LINES_MAX)
     listener = _Writing(waiting, writing)
     logging.basicConfig(level=level.upper(), handlers=[_Queued(waiting)], force=True)

@@ -15,7 +15,7 @@ from prometheus_client import Counter, Gauge, Histogram
 from prometheus_client.metrics import MetricWrapperBase
 
 __all__ = [
-    "ADMISSION_OPEN",
+    "ADMISSION_CLOSED",
     "BASES",
     "BASE_BYTES",
     "CLAIMS",
@@ -60,13 +60,13 @@ class Children(dict[str | tuple[str, ...], _Metric]):
 
     def __init__(self, metric: _Metric, *known: str | tuple[str, ...]) -> None:
         super().__init__()
-        self._metric = metric
+        self.metric: Final = metric
         for values in known:
             self[values]
 
     def __missing__(self, values: str | tuple[str, ...]) -> _Metric:
         of = (values,) if isinstance(values, str) else values
-        child = self[values] = self._metric.labels(*of)
+        child = self[values] = self.metric.labels(*of)
         return child
 
 
@@ -220,10 +220,10 @@ SESSIONS: Final = Gauge(
     multiprocess_mode="livesum",
 )
 
-ADMISSION_OPEN: Final = Gauge(
-    "rollout_router_admission_open",
-    "1 while every worker lets requests in; 0 while one does not.",
-    multiprocess_mode="livemin",
+ADMISSION_CLOSED: Final = Gauge(
+    "rollout_router_admission_closed",
+    "1 while a worker lets nothing in; 0 while all do.",
+    multiprocess_mode="livemax",  # a process that is no worker says 0
 )
 
 LOOP_LAG_SECONDS: Final = Histogram(

@@ -11,6 +11,7 @@ The folder belongs to one supervisor, which holds a lock on it; what one that wa
 cleared by the next.
 """
 
+import atexit
 import fcntl
 import os
 import shutil
@@ -23,7 +24,7 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-__all__ = ["FOLDER", "clear_abandoned", "fold", "make_folder", "scrape"]
+__all__ = ["FOLDER", "clear_abandoned", "count_together", "fold", "make_folder", "scrape"]
 
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder, of ``prometheus_client``; read at its import."""
@@ -33,6 +34,27 @@ _LOCK: Final = "lock"
 _ENDED: Final = "ended"  # in place of a pid
 _ADDED: Final = ("counter", "histogram", "summary")  # kinds of file whose values add up
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folder in it is made anew, and private
+
+
+def count_together() -> None:
+    """Have this process, and all that it starts, count in one folder.
+
+    Call it before ``prometheus_client`` is imported. The folder that the environment names is used
+    as it is; else one is made, and removed when this process ends.
+
+    Raises:
+        OSError: there is no room for one.
+    """
+    if FOLDER in os.environ:
+        return
+    folder, held = make_folder()
+    os.environ[FOLDER] = str(folder)
+    atexit.register(_end, folder, held)
+
+
+def _end(folder: Path, held: int) -> None:
+    shutil.rmtree(folder, ignore_errors=True)  # what stays is the next service's to clear
+    os.close(held)
 
 
 def make_folder(parent: Path | None = None) -> tuple[Path, int]:

@@ -146,6 +146,7 @@ class Gateway:
             "the gateway",
             [
                 *_command(_WITH_US.format(os.getpid()), "serve", "--port", "0", "--workers", "2"),
+                *("--log-format", "human"),
                 *("--state-dir", str(self.state_dir), "--run-dir", str(run_dir or folder / "run")),
                 *("--ready-file", str(self.ready_file), *arguments),
             ],

@@ -9,6 +9,7 @@ by the pages in docs/, to which each of these links.
 import inspect
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +20,7 @@ from rollout_router import metrics
 from rollout_router.checkpoint.errors import CODES
 from rollout_router.cli.main import main as program
 from rollout_router.errors import ANSWERS
+from rollout_router.serve.settings_table import settings_table
 from rollout_router.transport.sandbox.flags import ENVIRONMENT, FLAGS
 
 __all__ = ["FOLDER", "PAGES", "main"]
@@ -32,6 +34,8 @@ _COMPUTED: Final[Mapping[str, str]] = {
     " root, `/tmp/rollout-router-UID` for others",
 }
 """Defaults that are functions, in words."""
+
+_OF_SETTINGS: Final = {("serve",), ("config", "show"), ("doctor",)}
 
 
 def commands() -> str:
@@ -53,16 +57,15 @@ def commands() -> str:
 
 def settings() -> str:
     """Every setting of ``serve``: its flag, environment twin, key, bounds, default, meaning."""
-    head = ("flag", "environment", "key", "value", "default", "meaning")
     return _page(
         [
             _MADE,
             "# Every setting of `serve`",
             "",
-            "A flag goes before its twin in the environment, and that before the default. Bounds",
-            "that are no settings are on [Limits](../limits.md).",
-            "",
-            *_table(head, list(_settings())),
+            "A flag goes before the variable, that before the key of a file (`--config`), and that",
+            "before the default ([Configuration](../configuration.md)). Bounds that no setting has",
+            "are on [Limits](../limits.md).",
+            *_settings(),
         ]
     )
 
@@ -102,14 +105,15 @@ def codes() -> str:
 
 def counters() -> str:
     """Every metric that workers keep."""
-    found = [value for value in vars(metrics).values() if isinstance(value, MetricWrapperBase)]
+    named = [getattr(metrics, name) for name in metrics.__all__ if name != "Children"]
+    found = [one.metric if isinstance(one, metrics.Children) else one for one in named]
     return _page(
         [
             _MADE,
             "# Every metric",
             "",
             "What to watch, and how to read it, is told on",
-            "[Operations](../operations.md#what-to-watch). No label grows with rollouts.",
+            "[Metrics and logs](../observing.md). No label grows with rollouts.",
             "",
             *_table(("name", "type", "labels", "meaning"), sorted(map(_metric, found))),
         ]
@@ -133,11 +137,22 @@ def main() -> None:
     sys.stdout.write(f"wrote {', '.join(PAGES)} in {FOLDER}\n")
 
 
-def _settings() -> Iterator[tuple[str, ...]]:
-    """One row a setting, as the flags of ``serve`` tell it."""
-    for one in _options(_command("serve")):
-        name = f"`{one.name or ''}`"
-        yield _names(one), _twin(one), name, _bounds(one), *_default_and_help(one)
+def _settings() -> Iterator[str]:
+    """A table a group, one row a setting."""
+    for group, rows in groupby(settings_table(), key=lambda row: row.group):
+        cells = [
+            (
+                f"`{row.key}`",
+                f"`{row.flag}`",
+                f"`{row.env}`",
+                _cell(f"`{row.form}`{'; ' * bool(row.bound)}{row.bound}"),
+                _cell(row.default),
+                _cell(row.description),
+            )
+            for row in rows
+        ]
+        yield from ("", f"## {group}", "")
+        yield from _table(("key", "flag", "variable", "value", "default", "meaning"), cells)
 
 
 def _metric(one: MetricWrapperBase) -> tuple[str, str, str, str]:
@@ -171,8 +186,8 @@ def _command(name: str) -> click.Command:
 
 
 def _flags(path: tuple[str, ...], command: click.Command) -> list[str]:
-    if path == ("rollout-router", "serve"):
-        return ["", "Its flags are [the settings](settings.md)."]
+    if path[1:] in _OF_SETTINGS:
+        return ["", "Its flags are `--config` and [the settings](settings.md)."]
     if path == ("rollout-router", "shim"):
         return ["", *_table(("flag", "value", "environment", "meaning"), list(_of_the_shim()))]
     rows = [

@@ -3,6 +3,8 @@
 
 from dataclasses import dataclass, field
 
+from rollout_router.logs import Format
+
 __all__ = ["AdminConfig"]
 
 
@@ -17,6 +19,8 @@ class AdminConfig:
         token: what changes need.
         public_url: of the service; None where others started the workers.
         metrics_dir: where workers keep their metrics; None: they are not collected.
+        log_format: of its log.
+        log_level: from which level on.
         allow_network_fs: whether a store on a network file system may be changed.
     """
 
@@ -26,4 +30,6 @@ class AdminConfig:
     token: str = field(repr=False)
     public_url: str | None = None
     metrics_dir: str | None = None
+    log_format: Format = "auto"
+    log_level: str = "info"
     allow_network_fs: bool = False

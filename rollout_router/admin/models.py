@@ -73,6 +73,7 @@ class _Step(BaseModel):
     at: str
     takeovers: int
     saved_bytes: int
+    sent_bytes: int
     turns: int
 
 

@@ -14,7 +14,6 @@ import logging
 import os
 import signal
 import socket
-import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -36,6 +35,7 @@ from rollout_router.claims import (
     write_admin_note,
 )
 from rollout_router.forked import close_in_children
+from rollout_router.logs import configure
 from rollout_router.routing.limits import Limits
 from rollout_router.routing.workers_protocol import protocol_noting
 
@@ -131,11 +131,7 @@ def main(config: AdminConfig, listener: socket.socket, link: socket.socket) -> i
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone
     for inherited in (link, listener):
         close_in_children(inherited)
-    logging.basicConfig(
-        level=logging.INFO,
-        format="%(asctime)s %(process)d %(levelname)s %(name)s: %(message)s",
-        stream=sys.stderr,
-    )
+    writing = configure(config.log_format, config.log_level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 
     def ready() -> None:
@@ -159,4 +155,6 @@ def main(config: AdminConfig, listener: socket.socket, link: socket.socket) -> i
     except ClaimsError as error:
         _logger.error("%s", error)  # noqa: TRY400 - the message says all
         return 1
+    finally:
+        writing.stop()  # what waits is written
     return 0

@@ -14,7 +14,7 @@ STEP_S: Final = 5
 SPAN_S: Final = 600
 """Seconds that are remembered."""
 
-_NAMES: Final = ("takeovers", "saved_bytes", "turns")
+_NAMES: Final = ("takeovers", "saved_bytes", "sent_bytes", "turns")
 
 
 class Series:

@@ -50,7 +50,7 @@ class Tally:
             self.totals["sent_bytes"] += sent_bytes
             self.totals["resyncs"] += resyncs
             self.totals["saved_bytes"] += saved_bytes
-            self.series.add(seconds, saved_bytes=saved_bytes, turns=turns)
+            self.series.add(seconds, saved_bytes=saved_bytes, sent_bytes=sent_bytes, turns=turns)
 
     def event(self, name: str | None, seconds: float) -> None:
         """Count an event, where it is one that is counted."""

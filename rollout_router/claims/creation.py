@@ -9,7 +9,6 @@ of its own (C2). A directory without FORMAT in which something was granted is da
 import contextlib
 import logging
 import os
-import re
 import uuid
 from dataclasses import asdict
 from pathlib import Path
@@ -30,12 +29,17 @@ from rollout_router.claims.layout import (
     refusing,
 )
 from rollout_router.claims.locks import LOCK_TIMEOUT_S, StripeLocks
-from rollout_router.claims.names import STRIPES
+from rollout_router.claims.names import SERVICE, STRIPES
 from rollout_router.claims.record import Unreadable
 
-__all__ = ["create_or_open", "highest_generation", "restore_parts", "write_format"]
+__all__ = [
+    "create_or_open",
+    "first_trace_of_use",
+    "highest_generation",
+    "restore_parts",
+    "write_format",
+]
 
-_SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 _CREATION_TIMEOUT_S: Final = 60.0  # 256 synced files, on a disk that takes 200 ms for each
 _DIRECTORY_MODE: Final = 0o700
 _NEW_EMPTY: Final = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
@@ -61,7 +65,7 @@ def create_or_open(
     Raises:
         StoreRefused: says why and what to do; no claim was touched.
     """
-    if service is not None and _SERVICE.fullmatch(service) is None:
+    if service is not None and SERVICE.fullmatch(service) is None:
         raise StoreRefused(f"{service!r} names no service: use 1 to 100 of A-Z a-z 0-9 . _ -")
     root = Path(os.path.realpath(state_dir))
     with refusing(root):
@@ -131,7 +135,7 @@ def restore_parts(root: Path) -> list[Unreadable]:
 
 def _create(root: Path, *, service: str, boot_id: str) -> Format:
     """Everything but FORMAT, then FORMAT. A crash in between leaves no store; it is resumed."""
-    if used := _first_trace_of_use(root):
+    if used := first_trace_of_use(root):
         raise StoreRefused(
             f"{root} has no FORMAT but was used ({used}). Restore FORMAT from a backup; or, with "
             "no worker running, move the directory away: a new store starts with a new store_id"
@@ -163,7 +167,8 @@ def _sync_file(path: str) -> None:
         os.close(fd)
 
 
-def _first_trace_of_use(root: Path) -> str | None:
+def first_trace_of_use(root: Path) -> str | None:
+    """What shows that a directory without FORMAT was a store in use; None where nothing does."""
     for part in [f"{root}/owners", *(f"{root}/claims/{stripe}" for stripe in STRIPE_NAMES)]:
         with contextlib.suppress(FileNotFoundError), os.scandir(part) as entries:
             if any(entries):

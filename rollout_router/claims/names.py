@@ -9,6 +9,7 @@ from typing import Final
 
 __all__ = [
     "ROLLOUT_ID",
+    "SERVICE",
     "SOCKET_PATH_BYTES_MAX",
     "STRIPES",
     "file_name",
@@ -19,6 +20,7 @@ __all__ = [
 ]
 
 ROLLOUT_ID: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,199}")
+SERVICE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 STRIPES: Final = 256  # a change of the count is a change of the format
 SOCKET_PATH_BYTES_MAX: Final = 107
 """sun_path holds 108 bytes, one of them the NUL."""

@@ -19,6 +19,7 @@ from rollout_router.cli.flags import (
     state_dir_flag,
 )
 from rollout_router.cli.interrupts import unwound_by_signals
+from rollout_router.metrics_files import FOLDER
 
 __all__ = ["admin"]
 
@@ -49,6 +50,7 @@ def admin(*, admin_host: str, admin_port: int, allow_network_fs: bool, state_dir
         url=url,
         token=token,
         allow_network_fs=allow_network_fs,
+        metrics_dir=os.environ.get(FOLDER),
     )
 
     def ready() -> None:

@@ -3,7 +3,6 @@
 
 import enum
 import math
-import os
 import re
 import sys
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ import click
 
 from rollout_router.cli.terminal import printable
 from rollout_router.documents import SCHEMA
+from rollout_router.serve.places import default_state_dir
 
 __all__ = [
     "DURATION",
@@ -25,8 +25,6 @@ __all__ = [
     "admin_host_flag",
     "admin_port_flag",
     "allow_network_fs_flag",
-    "default_run_dir",
-    "default_state_dir",
     "ended_by",
     "flag",
     "journal_flag",
@@ -100,22 +98,6 @@ def ended_by(error: type[Exception], code: ExitCode) -> Iterator[None]:
     except error as raised:
         click.echo(f"rollout-router: {printable(raised)}", err=True)
         sys.exit(code)
-
-
-def default_state_dir() -> Path:
-    """Where the store lies when nothing is said: never in /tmp, which cleaners sweep."""
-    home = os.environ.get("XDG_STATE_HOME") or Path.home() / ".local" / "state"
-    return Path(home) / "rollout-router" / "model"
-
-
-def default_run_dir() -> Path:
-    """Where the private sockets lie when nothing is said: a short, private directory."""
-    runtime = os.environ.get("XDG_RUNTIME_DIR")
-    if runtime:
-        return Path(runtime) / "rollout-router"
-    if os.geteuid() == 0:
-        return Path("/run/rollout-router")
-    return Path(f"/tmp/rollout-router-{os.geteuid()}")  # noqa: S108 - private: its mode and owner are checked before use
 
 
 def state_dir_flag() -> Callable[[Any], Any]:

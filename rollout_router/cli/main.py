@@ -18,11 +18,13 @@ _COMMANDS: Final[Mapping[str, tuple[str, str]]] = {
     "bench": ("bench:bench", "Measure the stages of a turn, side by side."),
     "checkpoint": ("checkpoint:checkpoint", "Take and bring back checkpoints of agent sessions."),
     "claims": ("claims:claims", "Inspect, free and verify the claims of a store."),
+    "config": ("config:config", "Show the settings of a service."),
     "demo": ("demo:demo", "Play rollouts through kills of their owners."),
     "conformance": (
         "conformance:conformance",
         "Run a real harness with deltas and in full, and compare.",
     ),
+    "doctor": ("doctor:doctor", "Check a machine and a configuration before a run."),
     "harness": ("harness:harness", "Point an agent harness at a shim."),
     "keys": ("keys:keys", "Make the secret of the rollout keys, and keys."),
     "serve": ("serve:serve", "Run the gateway."),

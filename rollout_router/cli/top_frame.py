@@ -32,6 +32,7 @@ _STYLES: Final = {
     "completed": "green",
     "failed": "red",
     "cancelled": "yellow",
+    "refused": "yellow",
 }
 _UNITS: Final = ((86_400, "d"), (3_600, "h"), (60, "min"), (1, "s"))
 _PROMPTS: Final = {"q": "id contains", "worker": "owner begins with"}

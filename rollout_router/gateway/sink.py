@@ -28,7 +28,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Final
 
-__all__ = ["CaptureSink", "EpochFenced", "SinkRefused", "SinkUnavailable"]
+__all__ = ["CaptureSink", "EpochFenced", "SinkRefused", "SinkUnavailable", "check_bound"]
 
 LOCK_TIMEOUT_S: Final = 5.0
 _LOCK_POLL_S: Final = 0.005
@@ -57,6 +57,38 @@ class EpochFenced(Exception):  # noqa: N818 - the fence did its work
         self.rollout_id = rollout_id
         self.claim_epoch = claim_epoch
         self.highest = highest
+
+
+def check_bound(directory: Path, *, store_id: str | None) -> bool:
+    """Whether a capture folder is bound to a store already. Changes nothing.
+
+    Args:
+        directory: there, or not yet.
+        store_id: which it has to be; None: any, or one that is still to be made.
+
+    Raises:
+        SinkRefused: it is bound to another one, or holds records or epochs without a store: they
+            have lost their fence.
+        OSError: it cannot be read.
+    """
+    named = directory / ".fence" / "STORE"
+    try:
+        found = json.loads(named.read_bytes())["store_id"]
+    except FileNotFoundError:
+        if any(named.parent.glob("*.epoch")) or any(directory.glob("*.jsonl")):
+            raise SinkRefused(
+                f"the capture folder {directory} holds records, but not the name of their claim"
+                f" store in {named}. {_WAY_OUT}"
+            ) from None
+        return False
+    except (ValueError, TypeError, KeyError) as error:
+        raise SinkRefused(f"{named} is unreadable. {_WAY_OUT}") from error
+    if store_id is not None and found != store_id:
+        raise SinkRefused(
+            f"the capture folder {directory} belongs to claim store {found}, and this service uses"
+            f" {store_id}: their claim epochs cannot be compared. {_WAY_OUT}"
+        )
+    return True
 
 
 class CaptureSink:
@@ -196,28 +228,13 @@ class CaptureSink:
         fence = os.open(self._fence, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             _lock(fence, self._deadline_s())
-            try:
-                found = json.loads((self._fence / "STORE").read_bytes())["store_id"]
-            except FileNotFoundError:
+            if not check_bound(self.directory, store_id=self.store_id):
                 self._found()
-                return
-            except (ValueError, TypeError, KeyError) as error:
-                raise SinkRefused(f"{self._fence / 'STORE'} is unreadable. {_WAY_OUT}") from error
         finally:
             os.close(fence)
-        if found != self.store_id:
-            raise SinkRefused(
-                f"the capture folder {self.directory} belongs to claim store {found}, and this "
-                f"service uses {self.store_id}: their claim epochs cannot be compared. {_WAY_OUT}"
-            )
 
     def _found(self) -> None:
-        """Bind an empty folder. Records or epochs without a store have lost their fence."""
-        if any(self._fence.glob("*.epoch")) or any(self.directory.glob("*.jsonl")):
-            raise SinkRefused(
-                f"the capture folder {self.directory} holds records, but not the name of their "
-                f"claim store in {self._fence / 'STORE'}. {_WAY_OUT}"
-            )
+        """Bind an empty folder."""
         new = self._fence / "STORE.new"
         file = os.open(new, _OPEN_FLAGS | os.O_TRUNC, 0o600)
         try:

@@ -45,7 +45,7 @@ class Row:
     sent_bytes: int = 0
     in_flight: int = 0
     resyncs: int = 0
-    last_outcome: str | None = None
+    last_outcome: str | None = None  # completed, failed, cancelled (as records say it), refused
     last_at: float | None = None  # seconds since 1970
 
 

@@ -12,6 +12,7 @@ __all__ = ["Port", "begin", "class_of", "end", "outcome_of"]
 
 Port = Literal["public", "private"]
 
+_WORDS: Final = {"5xx": "failed", "cut": "failed", "client_gone": "cancelled"}  # as records say it
 _CLASSES: Final = {status: f"{status // 100}xx" for status in range(100, 600)}
 
 
@@ -35,10 +36,9 @@ def end(exchange: Exchange, port: Port, observed: Observed | None) -> None:
         if exchange.is_frame and (saved_bytes := progress.body_bytes - progress.sent_bytes) > 0:
             SAVED_BYTES.inc(saved_bytes)
     if observed is not None and progress.served is not None:
-        status = exchange.client.status
         observed.ended(
             progress.served,
-            outcome=str(status) if outcome == class_of(status) else outcome,
+            outcome="refused" if progress.refused else _WORDS.get(outcome, "completed"),
             body_bytes=progress.body_bytes,
             sent_bytes=progress.sent_bytes,
         )

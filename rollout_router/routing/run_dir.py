@@ -3,11 +3,13 @@
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from rollout_router.claims import SOCKET_PATH_BYTES_MAX, StoreRefused
 
-__all__ = ["private_directory", "private_socket_path"]
+__all__ = ["check_private_directory", "private_directory", "private_socket_path"]
 
 
 def private_directory(path: Path) -> None:
@@ -16,11 +18,19 @@ def private_directory(path: Path) -> None:
     Raises:
         StoreRefused: it is somebody else's, open to others, or no directory.
     """
-    try:
+    with _refusing(path):
         path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    check_private_directory(path)
+
+
+def check_private_directory(path: Path) -> None:
+    """Refuse *path* as a start would; it is there.
+
+    Raises:
+        StoreRefused: as :func:`private_directory`.
+    """
+    with _refusing(path):
         status = path.lstat()
-    except OSError as error:
-        raise StoreRefused(f"the run directory {path} cannot be used: {error.strerror}") from error
     if not stat.S_ISDIR(status.st_mode) or status.st_uid != os.geteuid():
         raise StoreRefused(f"the run directory {path} is not a directory of this user")
     if stat.S_IMODE(status.st_mode) & 0o077:
@@ -42,3 +52,11 @@ def private_socket_path(directory: Path, nonce: str) -> Path:
             " name a shorter run directory"
         )
     return path
+
+
+@contextmanager
+def _refusing(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise StoreRefused(f"the run directory {path} cannot be used: {error.strerror}") from error

@@ -34,7 +34,7 @@ from rollout_router.claims import (
 )
 from rollout_router.history import History
 from rollout_router.metrics import (
-    ADMISSION_OPEN,
+    ADMISSION_CLOSED,
     BASE_BYTES,
     BASES,
     CLAIMS,
@@ -322,7 +322,7 @@ class Worker:
         BASE_BYTES.set(held.bytes)
         CLAIMS.set(len(self.ownership.grants))
         SESSIONS.set(self.ownership.sessions)
-        ADMISSION_OPEN.set(self.admission.gate.open)
+        ADMISSION_CLOSED.set(not self.admission.gate.open)
 
     def _lose(self) -> None:
         """Leave: without the owner file nobody could prove the death of this worker (C3)."""

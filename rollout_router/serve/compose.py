@@ -1,7 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The composition root: the one place that turns settings into an application."""
 
-from pathlib import Path
 from typing import cast
 
 from rollout_router.asgi import App
@@ -25,8 +24,8 @@ def compose(config: ServeConfig) -> Router:
     if config.capture_dir is not None:
         from rollout_router.gateway import Capture, CaptureSink  # noqa: PLC0415 - as below
 
-        store_id = FileClaimStore.inspect(Path(config.state_dir)).store_id
-        app = Capture(app, CaptureSink(Path(config.capture_dir), store_id=store_id))
+        store_id = FileClaimStore.inspect(config.state_dir).store_id
+        app = Capture(app, CaptureSink(config.capture_dir, store_id=store_id))
     return Router(app, config.settings())
 
 

@@ -68,7 +68,7 @@ class _WorkerServer(uvicorn.Server):
     def __init__(self, router: Router, config: ServeConfig, link: socket.socket) -> None:
         self._router = router
         self._closing = _Closing(router)
-        self._grace_s = config.keep_alive_grace_s
+        self._grace_s = config.keep_alive_grace_seconds
         self._link = link
         self._connection_lost = asyncio.Event()
         self._movable: Movable | None = None  # None: connections stay where they were accepted

@@ -6,6 +6,7 @@ a call, and the whole service is stopped and started again. ``pytest -s`` prints
 """
 
 import itertools
+import json
 import os
 import random
 import secrets
@@ -155,8 +156,9 @@ class Disturber:
 
     def _meet(self, line: str) -> None:
         """Know the worker that logged that it serves."""
-        words = line.split()
-        self._watches[words[words.index("worker") + 1]] = os.pidfd_open(int(words[2]))
+        said = json.loads(line)
+        words = said["message"].split()
+        self._watches[words[words.index("worker") + 1]] = os.pidfd_open(said["pid"])
 
     def _staying(self) -> list[str]:
         """Workers that were not told to go; those that are gone are forgotten."""

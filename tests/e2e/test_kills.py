@@ -5,6 +5,7 @@ Two of three workers are killed again and again; the third lives through all of 
 the deaths of its peers cost a worker adds up in it.
 """
 
+import json
 import re
 from collections import Counter, deque
 from collections.abc import Callable
@@ -68,7 +69,7 @@ def test_c3_of_workers_killed_under_load_nothing_is_left_and_r2_no_call_ran_twic
 
 def serving_pid(line: str) -> int:
     """The process that logged this line."""
-    return int(line.split()[2])
+    return int(json.loads(line)["pid"])
 
 
 def left_behind(gateway: Gateway, living: set[str]) -> list[str]:

@@ -19,6 +19,8 @@ from support.control import Control
 from support.conversations import FRAME_HEADERS, body_of, conversation, digest, frame
 from support.gateway import COMMAND, Gateway, invoked, kill_and_wait, wait_dead
 
+from rollout_router.claims import FileClaimStore
+
 BODY = body_of(conversation(2))
 
 
@@ -253,6 +255,26 @@ def test_every_flag_has_an_environment_twin(folder: Path) -> None:
     )
     assert done.returncode == 2
     assert "gopher" in done.stderr
+
+
+def test_a_file_says_what_no_flag_and_no_variable_says(
+    serve: Callable[..., Gateway], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "service.toml").write_text(
+        'service = "from-file"\nrollout_header = "X-From-File"\nworkers = 7\nport = 1\n'
+        'session_cookie = "c"\nanswer_stall_seconds = 5\n'
+    )
+    monkeypatch.setenv("ROLLOUT_ROUTER_ROLLOUT_HEADER", "X-From-Environment")
+    monkeypatch.setenv("ROLLOUT_ROUTER_CONFIG", str(folder / "service.toml"))
+
+    gateway = serve(workers=1)
+
+    named = {"X-From-Environment": "r1", "X-From-File": "r2"}
+    with gateway.client() as client:
+        client.post("/v1/responses", content=BODY, headers=named)
+    assert list(gateway.claims()) == ["r1"]
+    assert FileClaimStore.inspect(gateway.state_dir).service == "from-file"
+    assert len(gateway.ready["workers"]) == 1
 
 
 def test_claims_show_gives_the_evidence(shared: Gateway) -> None:

@@ -10,7 +10,7 @@ import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import httpx
 import pytest
@@ -75,10 +75,12 @@ def fenced(service: Service, where: str) -> float:
 
 
 def assert_said(service: Service, rollout_id: str, pid: int, what: str) -> None:
-    """The first that is logged about the rollout is a warning of the old owner."""
-    line = service.gateway.wait_line(f"rollout {rollout_id}:")
-    assert f" {pid} WARNING " in line
-    assert what in line
+    """The first that is logged about the rollout, but for claims, is a warning of the old owner."""
+    said: dict[str, Any] = {"event": "claim_taken"}
+    while said.get("event") == "claim_taken":
+        said = json.loads(service.gateway.wait_line(f"rollout {rollout_id}:"))
+    assert (said["pid"], said["level"]) == (pid, "warning")
+    assert what in said["message"]
 
 
 def code_of(answer: httpx.Response) -> tuple[int, str]:

@@ -18,15 +18,15 @@ from rollout_router import metrics
 metrics.REQUESTS["public", "2xx"].inc(int(sys.argv[1]))
 metrics.HOP_SECONDS.observe(0.002)
 metrics.CLAIMS.set(3)
-metrics.ADMISSION_OPEN.set(int(sys.argv[2]))
+metrics.ADMISSION_CLOSED.set(int(sys.argv[2]))
 os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def killed_after(folder: Path, count: int, *, admits: int = 1) -> int:
+def killed_after(folder: Path, count: int, *, closed: int = 0) -> int:
     """The pid of a process that counted, and was killed at once."""
     process = subprocess.Popen(
-        [sys.executable, "-c", COUNTING, str(count), str(admits)],
+        [sys.executable, "-c", COUNTING, str(count), str(closed)],
         env={**os.environ, FOLDER: str(folder)},
     )
     assert process.wait() < 0
@@ -58,10 +58,10 @@ def test_what_killed_processes_counted_stays_and_counts_once(tmp_path: Path) -> 
 
 def test_one_closed_gate_closes_the_gauge(tmp_path: Path) -> None:
     folder, held = make_folder(tmp_path)
-    for admits in (1, 0, 1):
-        killed_after(folder, 1, admits=admits)
+    for closed in (0, 1, 0):
+        killed_after(folder, 1, closed=closed)
 
-    assert samples(scrape(folder))[("rollout_router_admission_open",)] == 0
+    assert samples(scrape(folder))[("rollout_router_admission_closed",)] == 1
     os.close(held)
 
 

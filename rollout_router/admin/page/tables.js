@@ -8,7 +8,7 @@ import { Rows } from "./rows.js";
 const ROWS_MAX = 100;
 const VERDICTS = { alive: "good", dead: "bad", unknown: "warn" };
 const STATES = { owned: ["owned", ""], owner_dead: ["owner dead", "bad"], lost: ["lost", "bad"] };
-const OUTCOMES = { completed: "good", failed: "bad", cancelled: "warn" };
+const OUTCOMES = { completed: "good", failed: "bad", cancelled: "warn", refused: "warn" };
 
 /** Changing may be asked for always; without a token a button says what is missing. */
 export function allowChanges(allowed) {

@@ -362,8 +362,20 @@ def test_the_series_counts_in_steps(service: Service) -> None:
     series = service.known.series()
     assert len(series) == 120
     assert series[-2:] == [
-        {"at": "2026-01-01T00:00:00Z", "takeovers": 0, "saved_bytes": 900, "turns": 2},
-        {"at": "2026-01-01T00:00:05Z", "takeovers": 1, "saved_bytes": 1000, "turns": 1},
+        {
+            "at": "2026-01-01T00:00:00Z",
+            "takeovers": 0,
+            "saved_bytes": 900,
+            "sent_bytes": 100,
+            "turns": 2,
+        },
+        {
+            "at": "2026-01-01T00:00:05Z",
+            "takeovers": 1,
+            "saved_bytes": 1000,
+            "sent_bytes": 0,
+            "turns": 1,
+        },
     ]
 
 

@@ -16,9 +16,10 @@ from rollout_router.cli.main import main
 
 SLOW = {
     *("aiohttp", "asyncio", "fastapi", "filelock", "importlib.metadata", "logging", "psutil"),
-    *("rich", "secrets", "socket", "starlette", "uvicorn"),
+    *("pydantic", "pydantic_settings", "rich", "secrets", "socket", "starlette", "uvicorn"),
     *("rollout_router.claims.record", "rollout_router.claims.verdict", "rollout_router.routing"),
 }
+MODEL = {"pydantic", "pydantic_settings", "rollout_router.serve.config"}
 MAIN = "from rollout_router.cli.main import main\nmain()"
 
 
@@ -49,6 +50,28 @@ def test_a_worker_imports_no_client_for_an_upstream_and_makes_no_model_of_pydant
 
     assert "fastapi" in imported
     assert imported & {"aiohttp", "pydantic.v1", "rich", "rollout_router.cli"} == set()
+
+
+def test_no_command_imports_the_model_of_the_settings_before_it_is_asked_for() -> None:
+    homes = {home.partition(":")[0] for home, _ in main.table.values()}
+    modules = sorted(homes - {"bench", "conformance", "demo"})  # which serve, or measure it
+
+    program = "\n".join(f"import rollout_router.cli.{module}" for module in modules)
+
+    assert imported_by(program) & MODEL == set()
+
+
+def test_what_workers_are_forked_from_starts_before_the_model_is_imported() -> None:
+    program = "import rollout_router.cli.serve as module, sys\n"
+    program += "def start(**_): sys.exit(print(*sys.modules, file=sys.stderr))\n"
+    program += "module.start_preloading = start\n"
+    program += "module.serve(['--port', '0'])"
+    slow = {"pydantic", "pydantic_settings", "tomllib", "asyncio", "rollout_router.serve.config"}
+
+    imported = imported_by(program)
+
+    assert "rollout_router.serve.forking" in imported
+    assert imported & slow == set()
 
 
 def test_a_supervisor_imports_nothing_that_serves() -> None:

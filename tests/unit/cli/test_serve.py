@@ -2,11 +2,13 @@
 """What ``serve`` refuses before anything runs, and what it says to do."""
 
 import errno
+import gc
+import os
 import re
 import socket
 from importlib import import_module
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import pytest
 from click.testing import CliRunner, Result
@@ -90,7 +92,7 @@ def test_r6_a_start_behind_a_closed_gate_says_until_when(
     else:
         hold_gate(store.state_dir, by="ada", why="upkeep", budget_s=budget_s)
 
-    done = run(folder)
+    done = run(folder, "--log-format", "human")
 
     assert re.search(rf"admission is closed by ada: upkeep; calls get 503 {end}\n", done.stderr)
 
@@ -111,3 +113,78 @@ def test_two_ways_to_name_sessions_are_wrong_usage_by_their_flags(folder: Path) 
 
     assert done.exit_code == 2
     assert "--session-cookie and --session-header exclude each other" in done.stderr
+
+
+GUESSES = [
+    ([], {}, "", (None, None, None)),
+    (["--app", "a:b", "--upstream=http://x"], {}, "", ("a:b", "http://x", None)),
+    (["--app=a:b", "--app", "c:d"], {}, "", ("c:d", None, None)),
+    (["--app"], {}, "", (None, None, None)),
+    ([], {"ROLLOUT_ROUTER_CAPTURE_DIR": "/c", "ROLLOUT_ROUTER_APP": ""}, "", (None, None, "/c")),
+    ([], {}, 'upstream = "http://x"\ncapture_dir = "c"', (None, "http://x", "c")),
+    (["--app", "a:b"], {}, 'app = "c:d"', ("a:b", None, None)),
+    ([], {}, "no toml", (None, None, None)),
+    ([], {}, None, (None, None, None)),
+]
+
+
+@pytest.mark.parametrize(("arguments", "variables", "text", "guessed"), GUESSES)
+def test_what_workers_will_import_is_guessed_from_all_that_is_said(
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    arguments: list[str],
+    variables: dict[str, str],
+    text: str | None,
+    guessed: tuple[str | None, ...],
+) -> None:
+    seen: list[dict[str, Any]] = []
+    monkeypatch.setattr(serve_module, "start_preloading", lambda **names: seen.append(names))
+    file = folder / "c.toml"
+    if text is not None:
+        file.write_text(text)
+    command = ["serve", "--port", "none", "--config", str(file), *arguments]
+
+    assert CliRunner().invoke(main, command, env=variables).exit_code == 2
+    names = ("app", "upstream", "capture_dir", "admin")
+    assert seen == [dict(zip(names, (*guessed, None), strict=True))]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"), [(["--admin-port", "0"], ""), ([], "admin_port = 0")]
+)
+def test_where_an_admin_address_is_asked_for_all_that_is_started_counts_together(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, arguments: list[str], text: str
+) -> None:
+    done: list[str] = []
+    monkeypatch.setattr(serve_module, "count_together", lambda: done.append("counts"))
+    monkeypatch.setattr(serve_module, "start_preloading", lambda **_: done.append("forks"))
+    (file := folder / "c.toml").write_text(text)
+
+    CliRunner().invoke(main, ["serve", "--port", "none", "--config", str(file), *arguments])
+    assert done == ["counts", "forks"]
+
+
+def test_help_and_completion_start_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(serve_module, "start_preloading", None)
+    assert CliRunner().invoke(main, ["serve", "--help"]).exit_code == 0
+    completing = {"_COMPLETE": "bash_complete", "COMP_WORDS": "x serve --adm", "COMP_CWORD": "2"}
+    done = CliRunner().invoke(main, [], env=completing, prog_name="", complete_var="_COMPLETE")
+    assert done.stdout.split() == ["plain,--admin-host", "plain,--admin-port"]
+
+
+def test_a_pipe_is_no_file_and_is_not_waited_for(folder: Path) -> None:
+    os.mkfifo(folder / "c.toml")
+    done = run(folder, "--config", str(folder / "c.toml"))
+    assert (done.exit_code, "is no plain file" in done.stderr) == (2, True)
+
+
+def test_nothing_is_done_before_all_settings_are_valid(folder: Path) -> None:
+    (file := folder / "c.toml").write_text('state_dri = "x"')
+    collected = gc.isenabled()
+    done = run(folder, "--config", str(file))
+
+    assert done.exit_code == 2
+    assert f"{file}: state_dri: no such setting; did you mean state_dir?" in done.stderr
+    assert [path.name for path in folder.iterdir()] == ["c.toml"]
+    assert gc.isenabled() == collected

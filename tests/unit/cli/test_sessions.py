@@ -12,9 +12,8 @@ from click.testing import CliRunner, Result
 from support.folders import private_folder
 
 from rollout_router.claims import FileClaimStore, Grant, LifeLock, new_nonce
-from rollout_router.cli import serve as serve_module
-from rollout_router.cli import serving
 from rollout_router.cli.main import main
+from rollout_router.cli.setting_flags import SettingsCommand, told_by
 from rollout_router.routing import SessionSettings
 
 KEYS = {
@@ -168,9 +167,9 @@ def test_sessions_of_no_store_are_refused_and_none_is_made(
 def test_r3_serve_is_told_how_sessions_are_named(
     flags: tuple[str, ...], named: SessionSettings | None
 ) -> None:
-    options = serve_module.serve.make_context("serve", list(flags)).params
+    told = told_by(SettingsCommand("serve").make_context("serve", list(flags)))
 
-    assert serving._config(options).settings().sessions == named
+    assert told.config.settings().sessions == named
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,7 @@ async def test_a_call_that_is_served_here(rig: Rig) -> None:
         len(BASE),
         0,
     )
-    assert (row.last_outcome, row.how, events(worker)) == ("200", "new", ["claim_taken"])
+    assert (row.last_outcome, row.how, events(worker)) == ("completed", "new", ["claim_taken"])
 
 
 async def test_a_call_in_hand_is_seen_while_it_runs(rig: Rig) -> None:
@@ -104,7 +104,7 @@ async def test_a_call_in_hand_is_seen_while_it_runs(rig: Rig) -> None:
     assert row_of(worker).in_flight == 1
     assert REGISTRY.get_sample_value("rollout_router_requests_in_flight") == 1
     assert REGISTRY.get_sample_value("rollout_router_claims_held") == 1
-    assert REGISTRY.get_sample_value("rollout_router_admission_open") == 1
+    assert REGISTRY.get_sample_value("rollout_router_admission_closed") == 0
     gate.set()
     await asking
 
@@ -168,6 +168,7 @@ async def test_a_delta_saves_bytes_and_one_without_its_base_is_a_resync(rig: Rig
         "delta_saved_bytes": len(LONGER) - len(delta),
     }
     assert (row_of(worker).resyncs, row_of(worker).turns) == (2, 4)
+    assert row_of(worker).last_outcome == "completed"
     assert REGISTRY.get_sample_value("rollout_router_bases_held") == 2
     held_bytes = worker.history.statistics().bytes
     assert REGISTRY.get_sample_value("rollout_router_base_bytes_held") == held_bytes
@@ -220,7 +221,7 @@ async def test_refusals_are_counted_by_code_and_said_in_bounds(
         await Client().ask(router)
 
     assert found[PUBLIC % "admission_closed"] == calls + 1
-    assert REGISTRY.get_sample_value("rollout_router_admission_open") == 0
+    assert REGISTRY.get_sample_value("rollout_router_admission_closed") == 1
     said = [text for text in caplog.messages if "admission_closed" in text]
     assert len(said) == REFUSALS_SAID_PER_S_MAX + 2
     assert said[-2].startswith("5 more requests were refused")
@@ -252,7 +253,7 @@ async def test_a_client_that_leaves_and_an_answer_that_is_cut(rig: Rig) -> None:
 
     assert found[PUBLIC % "cut"] == 1
     assert found[PUBLIC % "client_gone"] == 1
-    assert row_of(worker).last_outcome == "client_gone"
+    assert row_of(worker).last_outcome == "cancelled"
 
 
 async def test_releases_say_why(rig: Rig) -> None:
