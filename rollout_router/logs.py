@@ -3,13 +3,13 @@
 
     told(logger, "claim_taken", "…", rollout_id=…, claim_epoch=…)
 
-An event has a name, a sentence for people, and fields. The fields go into the record as
-attributes, so that any formatter of an application that installed the router finds them;
-``rollout-router serve`` writes JSON, or text on a terminal (:func:`configure`). The request that is
-being served adds its id and its traceparent by itself.
+An event has a name, a sentence for people, and fields. The fields are the attribute
+``rollout_router`` of the record, so that any formatter of an application that installed the router
+finds them, and none of its own is in the way; ``rollout-router serve`` writes JSON, or text on a
+terminal (:func:`configure`). The request that is being served adds its id and its traceparent.
 
 Writing happens in a thread of its own behind a bounded queue: a log that nobody reads must not stop
-the event loop. What does not fit is dropped and counted.
+an event loop, the supervisor's neither. What does not fit is dropped and counted.
 """
 
 import json
@@ -18,7 +18,6 @@ import logging.handlers
 import os
 import queue
 import re
-import sys
 import uuid
 from collections.abc import Iterable
 from contextlib import suppress
@@ -27,6 +26,7 @@ from datetime import UTC, datetime
 from typing import Any, Final, Literal, TextIO
 
 from rollout_router.metrics import LOG_LINES_DROPPED
+from rollout_router.printable import printable
 
 __all__ = [
     "FIELDS",
@@ -35,9 +35,8 @@ __all__ = [
     "WRITE_LAST_S",
     "Format",
     "RequestMarks",
+    "Writing",
     "configure",
-    "is_human",
-    "json_line",
     "told",
 ]
 
@@ -48,6 +47,9 @@ QUEUED_LINES_MAX: Final = 10_000
 
 WRITE_LAST_S: Final = 1.0
 """So long the end of a process waits for its last lines to be written."""
+
+_FIELDS: Final = "rollout_router"
+_SUPERVISOR: Final = "rollout_router.serve"
 
 FIELDS: Final = (
     "event",
@@ -62,6 +64,7 @@ FIELDS: Final = (
 )
 """What a line may say beside its text, in this order; None is left out."""
 
+_STDERR: Final = 2
 _REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")  # printable, no blank: safe in a log and a header
 
 
@@ -116,7 +119,7 @@ def told(
         fields["request_id"] = marks.request_id
         fields["traceparent"] = marks.traceparent
     said = {"event": event, **{name: value for name, value in fields.items() if value is not None}}
-    logger.log(level, "%s", text, extra=said, exc_info=error)
+    logger.log(level, "%s", text, extra={_FIELDS: said}, exc_info=error)
     return said
 
 
@@ -141,20 +144,22 @@ class _Human(logging.Formatter):
     """A line for people: time, process, level, the text, and what it does not say."""
 
     def format(self, record: logging.LogRecord) -> str:
-        text = record.getMessage()
+        text = printable(record.getMessage())
+        if record.name == _SUPERVISOR:
+            return f"rollout-router: {text}"
         at = datetime.fromtimestamp(record.created).astimezone().strftime("%H:%M:%S.%f")[:-3]
         rest = "".join(
-            f" {name}={value}"
-            for name, value in _fields(record).items()
-            if name != "event" and str(value) not in text
+            f" {name}={said}"
+            for name, said in ((name, printable(value)) for name, value in _fields(record).items())
+            if name != "event" and said not in text
         )
         line = f"{at} {record.process} {record.levelname} {record.name}: {text}{rest}"
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
 def _fields(record: logging.LogRecord) -> dict[str, Any]:
-    known = record.__dict__
-    return {name: known[name] for name in FIELDS if known.get(name) is not None}
+    said: dict[str, Any] = getattr(record, _FIELDS, {})
+    return {name: said[name] for name in FIELDS if name in said}
 
 
 class _Queued(logging.handlers.QueueHandler):
@@ -170,45 +175,61 @@ class _Queued(logging.handlers.QueueHandler):
             LOG_LINES_DROPPED.inc()
 
 
-class _Writing(logging.handlers.QueueListener):
+class _ToStderr(logging.Handler):
+    """Writes a line in one call to the descriptor.
+
+    A thread that is stuck in it must hold no lock that the end of the interpreter wants, as those
+    of ``sys.stderr`` and of a handler are. One thread calls it.
+    """
+
+    def createLock(self) -> None:  # noqa: N802 - the library's name
+        self.lock = None
+
+    def emit(self, record: logging.LogRecord) -> None:
+        line = f"{self.format(record)}\n".encode("utf-8", "backslashreplace")
+        with suppress(OSError):  # there is nobody left to tell
+            while line:
+                line = line[os.write(_STDERR, line) :]
+
+
+class Writing(logging.handlers.QueueListener):
     """The thread that writes; one that is stuck in a write does not keep the process."""
 
-    def __init__(self, waiting: "queue.Queue[Any]", handler: logging.Handler) -> None:
-        super().__init__(waiting, handler)
-        self._waiting = waiting
+    def __init__(self, handler: logging.Handler, level: str) -> None:
+        self._waiting: queue.Queue[logging.LogRecord | None] = queue.Queue(QUEUED_LINES_MAX)
+        super().__init__(self._waiting, handler)
+        self._root = logging.getLogger()
+        self._queued = _Queued(self._waiting)
+        self._level_before = self._root.level
+        self._root.addHandler(self._queued)
+        self._root.setLevel(level.upper())
+        self.start()
+
+    def say(self, text: str) -> None:
+        """Write *text* whatever the level is: the supervisor's word to people."""
+        said = {"name": _SUPERVISOR, "levelname": "INFO", "msg": text, "process": os.getpid()}
+        self._queued.enqueue(logging.makeLogRecord(said))
 
     def stop(self) -> None:
+        """Write what waits, for a bounded time; nothing more is taken."""
+        self._root.removeHandler(self._queued)
+        self._root.setLevel(self._level_before)
         with suppress(queue.Full):
             self._waiting.put(None, timeout=WRITE_LAST_S)  # as the library says the end
             if self._thread is not None:
                 self._thread.join(WRITE_LAST_S)
 
 
-def is_human(form: Format, stream: TextIO = sys.stderr) -> bool:
-    """Whether lines to *stream* are for people."""
-    return form == "human" or (form == "auto" and stream.isatty())
-
-
-def json_line(text: str) -> str:
-    """*text* as a line of the log, for a process that has no other."""
-    record = {"name": "rollout_router.serve", "levelname": "INFO", "msg": text}
-    return _Json().format(logging.makeLogRecord({**record, "process": os.getpid()}))
-
-
-def configure(
-    form: Format, level: str, stream: TextIO = sys.stderr
-) -> logging.handlers.QueueListener:
-    """Have this process log to *stream*; the caller stops the listener at its end.
+def configure(form: Format, level: str, stream: TextIO | None = None) -> Writing:
+    """Have this process log; the caller stops the writing at its end.
 
     Args:
         form: auto is human on a terminal, and JSON elsewhere.
         level: a name of ``logging``, in lower case.
-        stream: where lines go.
+        stream: where lines go; None: stderr.
     """
-    writing = logging.StreamHandler(stream)
-    writing.setFormatter(_Human() if is_human(form, stream) else _Json())
-    waiting: queue.Queue[logging.LogRecord] = queue.Queue(QUEUED_LINES_MAX)
-    listener = _Writing(waiting, writing)
-    logging.basicConfig(level=level.upper(), handlers=[_Queued(waiting)], force=True)
-    listener.start()
-    return listener
+    terminal = os.isatty(_STDERR) if stream is None else stream.isatty()
+    human = form == "human" or (form == "auto" and terminal)
+    handler = _ToStderr() if stream is None else logging.StreamHandler(stream)
+    handler.setFormatter(_Human() if human else _Json())
+    return Writing(handler, level)

@@ -102,7 +102,8 @@ HOPS: Final = Children(
     Counter(
         "rollout_router_hops",
         "Requests that were forwarded to another worker, by how that ended: delivered, moved,"
-        " not_dispatched, not_placed, cut, client_gone, or the code of the refusal.",
+        " not_dispatched, not_placed, cut, given_up (the client left, or this worker), or the code"
+        " of the refusal.",
         ["outcome"],
     ),
     "delivered",

@@ -24,7 +24,15 @@ from typing import TYPE_CHECKING, Final
 if TYPE_CHECKING:
     from prometheus_client import Metric
 
-__all__ = ["FOLDER", "clear_abandoned", "count_together", "fold", "make_folder", "scrape"]
+__all__ = [
+    "FOLDER",
+    "clear_abandoned",
+    "count_together",
+    "fold",
+    "make_folder",
+    "reserve",
+    "scrape",
+]
 
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder, of ``prometheus_client``; read at its import."""
@@ -32,7 +40,10 @@ FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 _PREFIX: Final = "rollout-router-metrics-"
 _LOCK: Final = "lock"
 _ENDED: Final = "ended"  # in place of a pid
-_ADDED: Final = ("counter", "histogram", "summary")  # kinds of file whose values add up
+_ADDED: Final = ("counter", "histogram")  # kinds of file whose values add up
+_LIVE: Final = ("gauge_livesum", "gauge_livemax")  # and of gauges, which go with their process
+_FILE_BYTES: Final = 256 * 1024  # several times what all names and labels take
+_ROOM_BYTES_MIN: Final = 64 * 1024**2  # the files of sixty processes
 _SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folder in it is made anew, and private
 
 
@@ -50,6 +61,47 @@ def count_together() -> None:
     folder, held = make_folder()
     os.environ[FOLDER] = str(folder)
     atexit.register(_end, folder, held)
+    reserve()
+
+
+def reserve() -> None:
+    """Make this process's files, with all the room that they will need. Before its first count.
+
+    They are written through memory: without blocks of their own a full file system would not be an
+    error then, but the end of the process (SIGBUS). Where there is no room this process counts in a
+    folder of its own, elsewhere, and its counts are missing in the sums; a folder that was removed
+    is made anew. Without a folder in the environment nothing is done.
+
+    Raises:
+        OSError: there is no room anywhere.
+    """
+    if FOLDER not in os.environ:
+        return
+    try:
+        _reserve(Path(os.environ[FOLDER]), str(os.getpid()))
+    except OSError:
+        os.environ[FOLDER] = tempfile.mkdtemp(prefix=_PREFIX)
+        _reserve(Path(os.environ[FOLDER]), str(os.getpid()))
+
+
+def _reserve(folder: Path, whose: str, kinds: Iterable[str] = ()) -> None:
+    folder.mkdir(mode=0o700, exist_ok=True)
+    for kind in kinds or (*_ADDED, *_LIVE):
+        descriptor = os.open(
+            folder / f"{kind}_{whose}.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
+        )
+        try:
+            os.posix_fallocate(descriptor, 0, _FILE_BYTES)
+        finally:
+            os.close(descriptor)
+
+
+def _has_room(parent: Path) -> bool:
+    try:
+        found = os.statvfs(parent)
+    except OSError:
+        return False
+    return os.access(parent, os.W_OK) and found.f_bavail * found.f_frsize >= _ROOM_BYTES_MIN
 
 
 def _end(folder: Path, held: int) -> None:
@@ -70,13 +122,18 @@ def make_folder(parent: Path | None = None) -> tuple[Path, int]:
         OSError: there is no room for one.
     """
     if parent is None:
-        usable = _SHARED_MEMORY.is_dir() and os.access(_SHARED_MEMORY, os.W_OK)
-        parent = _SHARED_MEMORY if usable else Path(tempfile.gettempdir())
+        parent = _SHARED_MEMORY if _has_room(_SHARED_MEMORY) else Path(tempfile.gettempdir())
     clear_abandoned(parent)
-    folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-    held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    fcntl.flock(held, fcntl.LOCK_EX)
-    return folder, held
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+        try:
+            held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:  # another service cleared it before it was held
+            continue
+        fcntl.flock(held, fcntl.LOCK_EX)
+        if folder.exists():
+            return folder, held
+        os.close(held)
 
 
 def clear_abandoned(parent: Path) -> None:
@@ -101,12 +158,16 @@ def fold(folder: Path, pid: int) -> None:
     Args:
         folder: of the service.
         pid: of a process that has ended, and was waited for.
+
+    Raises:
+        OSError: there is no room; the files stay, and are read as they are.
     """
     from prometheus_client.mmap_dict import MmapedDict  # noqa: PLC0415 - slow, and not in a start
 
     with _alone(folder):
         for kind in _ADDED:
             for ended in _begun(folder.glob(f"{kind}_{pid}.db")):
+                _reserve(folder, _ENDED, (kind,))
                 sums = MmapedDict(str(folder / f"{kind}_{_ENDED}.db"))
                 for key, value, _, _ in MmapedDict.read_all_values_from_file(str(ended)):
                     before, _ = sums.read_value(key)
@@ -120,6 +181,9 @@ def scrape(folder: Path) -> bytes:
     """All metrics of the service, summed over its processes, in Prometheus' text format.
 
     Blocks for milliseconds: call it in a thread.
+
+    Raises:
+        OSError: the folder cannot be read.
     """
     from prometheus_client import generate_latest  # noqa: PLC0415 - as above
     from prometheus_client.multiprocess import MultiProcessCollector  # noqa: PLC0415 - as above

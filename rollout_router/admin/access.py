@@ -34,6 +34,7 @@ ADMIN_ANSWERS: Final[Mapping[str, Answer]] = {
     "not_supported": Answer(status=405),
     "change_refused": Answer(status=409),
     "store_refused": Answer(status=409),
+    "metrics_unavailable": Answer(status=503, retry_after=True),
     "worker_silent": Answer(status=502),
 }
 """Those that the router has too, and its own."""

@@ -12,6 +12,7 @@ __all__ = ["BODY_BYTES_MAX", "Guarded"]
 BODY_BYTES_MAX: Final = 16 * 1024
 """Of a request: the longest holds a reason of a thousand characters."""
 
+_ENDLESS: Final = "/api/stream"
 _HEADERS: Final = [(name.encode(), value.encode()) for name, value in SECURITY_HEADERS.items()]
 _OURS: Final = frozenset(name for name, _ in _HEADERS)
 
@@ -40,6 +41,8 @@ class Guarded:
         except Refusal as refusal:
             await _refuse(refusal, send_with_headers)
             return
+        if scope["method"] == "HEAD" and scope["path"] != _ENDLESS:
+            scope = {**scope, "method": "GET"}  # the server leaves the body out
         await self._app(
             scope, receive if body is None else _again(body, receive), send_with_headers
         )

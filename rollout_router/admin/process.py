@@ -36,6 +36,7 @@ from rollout_router.claims import (
 )
 from rollout_router.forked import close_in_children
 from rollout_router.logs import configure
+from rollout_router.metrics_files import reserve
 from rollout_router.routing.limits import Limits
 from rollout_router.routing.workers_protocol import protocol_noting
 
@@ -131,6 +132,7 @@ def main(config: AdminConfig, listener: socket.socket, link: socket.socket) -> i
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone
     for inherited in (link, listener):
         close_in_children(inherited)
+    reserve()
     writing = configure(config.log_format, config.log_level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
 

@@ -74,7 +74,11 @@ def health_routes(address: AdminAddress) -> APIRouter:
         """The metrics of all workers, in Prometheus's text."""
         if address.scrape is None:
             raise AdminRefusal("not_found", "the metrics of workers are not collected here")
-        text = await address.reads.run(address.scrape)
+        try:
+            text = await address.reads.run(address.scrape)
+        except OSError as error:
+            said = f"the folder in which workers count cannot be read: {error}"
+            raise AdminRefusal("metrics_unavailable", said) from error
         return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")
 
     return router

@@ -57,6 +57,8 @@ SURVEY_AGAIN_S: Final = 2.0
 WORKERS_MAX: Final = 1024
 """Workers that are asked: four times what ``serve`` starts, for the dead are few."""
 
+_SILENT_SAID: Final = 2  # in a row: one that leaves is silent once, and then gone
+
 SLICE_S: Final = 0.002
 PAUSE_S: Final = 0.003
 """A survey may have two fifths of the interpreter, and a request waits for a slice at most."""
@@ -114,17 +116,17 @@ class Watching:
 
     async def _ask(self, identity: OwnerIdentity) -> None:
         """Ask one worker again and again; cancelled once it is dead, or has no owner file."""
-        cursor, more, heard = 0, False, True
+        cursor, more, silent = 0, False, 0
         while True:
             try:
                 changes = await self._threads.run(partial(_changes, identity, cursor))
             except (WorkerSilent, ValueError) as error:
-                if heard:
+                more, silent = False, silent + 1
+                if silent == _SILENT_SAID:
                     _logger.warning("%s", error)
-                more, heard = False, False
                 self._known.silent(identity.nonce)
             else:
-                cursor, more, heard = changes.cursor, changes.more, True
+                cursor, more, silent = changes.cursor, changes.more, 0
                 self._known.apply(identity.nonce, changes)
             self._tell()
             await asyncio.sleep(0 if more else ASK_S)

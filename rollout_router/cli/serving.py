@@ -8,7 +8,6 @@ import secrets
 import socket
 import sys
 from collections.abc import Callable
-from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Final, NoReturn
@@ -26,7 +25,7 @@ from rollout_router.claims import (
 )
 from rollout_router.cli.flags import ExitCode
 from rollout_router.gateway import CaptureSink, SinkRefused, SinkUnavailable
-from rollout_router.logs import Format, is_human, json_line
+from rollout_router.logs import configure
 from rollout_router.metrics_files import FOLDER, fold
 from rollout_router.routing.key_file import SecretRefused
 from rollout_router.routing.run_dir import private_directory, private_socket_path
@@ -48,7 +47,14 @@ _TOKEN_BYTES: Final = 32
 
 def run_service(config: ServeConfig) -> NoReturn:
     """Serve as *config* says; exits with a message where that cannot be."""
-    say = partial(_say, form=config.log_format)
+    writing = configure(config.log_format, config.log_level)
+    try:
+        sys.exit(_served(config, writing.say))
+    finally:
+        writing.stop()
+
+
+def _served(config: ServeConfig, say: Callable[[str], None]) -> int:
     try:
         config.settings()
         _check(config, say)
@@ -64,9 +70,9 @@ def run_service(config: ServeConfig) -> NoReturn:
         ready_file=config.ready_file,
         say=say,
         admin=_admin(config, url_of(listener), say),
-        on_ended=_fold if FOLDER in os.environ else None,
+        on_ended=partial(_fold, say) if FOLDER in os.environ else None,
     )
-    sys.exit(asyncio.run(supervisor.run()))
+    return asyncio.run(supervisor.run())
 
 
 def listen(host: str, port: int, *, flag: str) -> socket.socket:
@@ -111,12 +117,12 @@ def _admin(config: ServeConfig, public_url: str, say: Callable[[str], None]) -> 
     return AdminSlot(told, listener, shown=shown, say=say)
 
 
-def _fold(pid: int) -> None:
-    """What an ended process counted stays. A count that is lost must not end the service."""
+def _fold(say: Callable[[str], None], pid: int) -> None:
+    """What an ended process counted stays; where it cannot be added up its files stay."""
     try:
         fold(Path(os.environ[FOLDER]), pid)
     except OSError as error:
-        _say(f"what process {pid} counted cannot be added up: {error}")
+        say(f"what process {pid} counted is not added up: {error}")
 
 
 def _check(config: ServeConfig, say: Callable[[str], None]) -> None:
@@ -138,12 +144,6 @@ def _check(config: ServeConfig, say: Callable[[str], None]) -> None:
         say(f"admission is closed by {gate.by}: {gate.why}; calls get 503 {end}")
 
 
-def _say(line: str, *, form: Format = "human") -> None:
-    # A log that is full, or that nobody reads any more, must not end the service.
-    with suppress(OSError):
-        click.echo(f"rollout-router: {line}" if is_human(form) else json_line(line), err=True)
-
-
 def _end(error: Exception | str, code: ExitCode) -> NoReturn:
-    _say(str(error))
+    click.echo(f"rollout-router: {error}", err=True)
     sys.exit(code)

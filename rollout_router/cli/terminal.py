@@ -4,15 +4,9 @@
 So none of it reaches a terminal, which acts on some bytes, as it is.
 """
 
+from rollout_router.printable import printable
+
 __all__ = ["printable", "printable_lines"]
-
-
-def printable(value: object) -> str:
-    """*value* as text that does nothing to a terminal and that every encoding has."""
-    text = "-" if value is None else str(value)
-    if text.isprintable():
-        return text.encode("utf-8", "backslashreplace").decode()
-    return "".join(one if one.isprintable() else ascii(one)[1:-1] for one in text)
 
 
 def printable_lines(text: str) -> str:

@@ -154,7 +154,7 @@ class BegunHop:
         self._hops.discard(self)
         self._started.abort()
         self._then = None  # as in :meth:`tell`
-        self._over("client_gone", "client_gone")
+        self._over("given_up", "client_gone")
 
     def _over(self, how: str, outcome: str) -> None:
         """Nobody else counts it."""

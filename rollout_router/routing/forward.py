@@ -67,8 +67,9 @@ _OUTCOMES: Final = {
     Then.LOST_IN_FLIGHT: "owner_lost_in_flight",
     Then.TIMEOUT: "owner_timeout",
     Then.CUT: "cut",
+    Then.REREAD: "moved",
 }
-"""How a hop is counted that was not delivered; what is read again raises no exception."""
+"""How a hop is counted that was not delivered."""
 
 
 class NotDispatched(Exception):  # noqa: N818 - names what can be relied on
@@ -132,7 +133,7 @@ class Hop:
         self._timeout_s = timeout_s
         self._clock = asyncio.timeout(None)
         self._sent = Sent.NOTHING
-        self.outcome = "client_gone"  # unless something else ended it
+        self.outcome = "given_up"  # unless something else ended it
 
     @property
     def dispatched(self) -> bool:
@@ -176,7 +177,7 @@ class Hop:
             what: became of that worker, for people.
         """
         then = AFTER[Sent.ANSWER if self._client.started else self._sent, event]
-        self.outcome = _OUTCOMES.get(then, "")
+        self.outcome = _OUTCOMES[then]
         match then:
             case Then.JUDGE:
                 return NotDispatched(what)

@@ -18,11 +18,14 @@ from rollout_router.logs import told
 from rollout_router.routing.changes import Changes, Row, utc
 from rollout_router.routing.sweeping import counts_of
 
-__all__ = ["LAG_KEPT_S", "REFUSALS_SAID_PER_S_MAX", "Observed"]
+__all__ = ["LAG_KEPT_S", "REAPED_SAID_MAX", "REFUSALS_SAID_PER_S_MAX", "Observed"]
 
 REFUSALS_SAID_PER_S_MAX: Final = 20
 """So many refusals of one code are said each second; the others are counted, and said as a number.
 An overloaded worker refuses thousands."""
+
+REAPED_SAID_MAX: Final = 1000
+"""Rollouts of one sweep that are told one by one: some 8 ms of the event loop."""
 
 LAG_KEPT_S: Final = 2.0
 """The lag that a worker tells is the longest of so long: who watches asks twice a second."""
@@ -146,18 +149,7 @@ class Observed:
         """A request was answered in our name. A resync has said so itself."""
         if refusal.code == "gym_history_resync":
             return
-        second = int(self._clock())
-        if second != self._refused_s:
-            before, self._refused, self._refused_s = self._refused, Counter(), second
-            for code, number in before.items():
-                if (unsaid := number - REFUSALS_SAID_PER_S_MAX) > 0:
-                    told(
-                        _logger,
-                        "refused",
-                        f"{unsaid} more requests were refused within a second: {code}",
-                        worker_id=self._worker_id,
-                        code=code,
-                    )
+        self._say_unsaid()
         self._refused[refusal.code] += 1
         if self._refused[refusal.code] <= REFUSALS_SAID_PER_S_MAX:
             self._keep(
@@ -173,6 +165,17 @@ class Observed:
                 )
             )
 
+    def _say_unsaid(self) -> None:
+        """Once a second is over, say how many refusals of it were not said one by one."""
+        second = int(self._clock())
+        if second == self._refused_s:
+            return
+        before, self._refused, self._refused_s = self._refused, Counter(), second
+        for code, number in before.items():
+            if (unsaid := number - REFUSALS_SAID_PER_S_MAX) > 0:
+                text = f"{unsaid} more requests were refused within a second: {code}"
+                told(_logger, "refused", text, worker_id=self._worker_id, code=code)
+
     # The worker.
 
     def draining(self) -> None:
@@ -180,9 +183,13 @@ class Observed:
         self._tell("draining", f"worker {self._worker_id} drains: it gives its rollouts back")
 
     def swept(self, swept: Swept) -> None:
-        """A sweep went over what dead workers left; each rollout that it freed is an event."""
+        """A sweep went over what dead workers left; each rollout that it freed is an event.
+
+        Of more than ``REAPED_SAID_MAX`` only the first are: the others are in the number of all.
+        """
         freed = [("claim_reaped", claim) for claim in swept.freed]
-        for event, claim in [*freed, *(("session_lost", claim) for claim in swept.lost)]:
+        freed += (("session_lost", claim) for claim in swept.lost)
+        for event, claim in freed[:REAPED_SAID_MAX]:
             self._keep(
                 {
                     "event": event,
@@ -199,6 +206,7 @@ class Observed:
     def lagged(self, lag_s: float) -> None:
         """The event loop woke so much later than asked."""
         now = self._clock()
+        self._say_unsaid()
         metrics.LOOP_LAG_SECONDS.observe(max(lag_s, 0.0))
         self._lags = [(at, lag) for at, lag in self._lags if at > now - LAG_KEPT_S]
         self._lags.append((now, lag_s))

@@ -331,12 +331,12 @@ class Ownership:
                 grant.claim.rollout_id, lambda: self._end(grant, session)
             )
         except ClaimsError as error:
-            self._observed.release_failed(grant, error)
             self._grants[grant.claim.rollout_id] = grant
             self._history.open(_key(grant))
             self._overdue.add(grant.claim.rollout_id)
             if session is not None:
                 self._sessions[grant.claim.rollout_id] = session
+            self._observed.release_failed(grant, error)
         else:
             if stood:
                 self._observed.released(grant, reason=reason)

@@ -304,8 +304,8 @@ async def _counted(
         await _refuse_first(exchange, refusal, worker, port=port)
         return
     worker.in_hand[hop] += not counted
-    counting.begin(exchange, port, received=counted)
     try:
+        counting.begin(exchange, port, received=counted)
         await _answered(worker, exchange, work)
     finally:
         worker.in_hand[hop] -= 1

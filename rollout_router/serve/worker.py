@@ -28,6 +28,7 @@ from rollout_router.asgi import App, Message, Receive, Scope, Send
 from rollout_router.errors import ResponseCut
 from rollout_router.forked import close_in_children
 from rollout_router.logs import configure
+from rollout_router.metrics_files import reserve
 from rollout_router.routing import Router
 from rollout_router.routing.headers import without
 from rollout_router.routing.limits import Limits
@@ -153,6 +154,7 @@ def main(config: ServeConfig, listener: socket.socket, link: socket.socket) -> i
     os.setsid()  # a terminal's Ctrl-C reaches the supervisor alone
     for inherited in (link, listener):
         close_in_children(inherited)
+    reserve()
     writing = configure(config.log_format, config.log_level)
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)
     logging.getLogger("uvicorn.error").addFilter(_WithoutCuts())

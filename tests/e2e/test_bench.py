@@ -133,6 +133,7 @@ def test_the_guard_finds_a_json_decode_where_frames_are_rebuilt(
     assert bool(grown(now, of_recorded([REBUILD]), margin=MARGIN)) is decodes
 
 
+@pytest.mark.long  # what it measures is tested with the part
 def test_claims_have_targets_and_a_missed_one_is_the_exit_code() -> None:
     done = run("--json", "--only", "claims", "--rounds", "1", "--claims", "5")
     document = json.loads(done.stdout)

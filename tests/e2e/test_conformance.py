@@ -44,6 +44,7 @@ def played(folder: Path, *arguments: str) -> list[dict[str, Any]]:
     return variants
 
 
+@pytest.mark.long  # with an installation from npm it takes a sixth of the everyday suite
 @pytest.mark.timeout(900)  # the first run installs
 def test_s1_h1_a_killed_owner_and_deltas_change_nothing_for_pi(tmp_path: Path) -> None:
     installed("pi", tmp_path)

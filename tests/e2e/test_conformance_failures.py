@@ -83,7 +83,7 @@ def ran(
         pytest.param(
             Shell("true", dialects=BOTH), "the harness called no model", marks=pytest.mark.long
         ),
-        (Shell(""), "the harness cannot be started"),
+        pytest.param(Shell(""), "the harness cannot be started", marks=pytest.mark.long),
         pytest.param(
             Shell("true", odd=AttributeError("get")),
             "what the run left cannot be read: Attri",

@@ -36,7 +36,8 @@ PORTS = re.compile(r"(?<=[: =])(?:8000|8377|9\d\d\d)\b")
 """Ports of the documentation; each stands for a free one."""
 
 READY = {
-    r"rollout-router serve ": "rollout-router: ready: ",
+    r"rollout-router serve ": "ready: http",
+    r"--admin-port ": "admin: http",
     r"python3 .*shim |rollout-router shim ": '"pid": ',
 }
 """What a program says once it serves, and the next command may be typed."""
@@ -94,7 +95,7 @@ class Place:
 
 def _ready(command: str) -> list[str]:
     found = [text for program, text in READY.items() if re.search(program, command)]
-    assert len(found) == 1, f"what does it say once it serves: {command}"
+    assert found, f"what does it say once it serves: {command}"
     return found
 
 
@@ -159,7 +160,7 @@ def a_call(place: Place) -> None:
 
 def an_agent(place: Place) -> None:
     """An agent server whose session r1 is open: its model cannot be reached."""
-    for port in (9100, 9101):
+    for port in (9002, 9004):
         place.serve(
             f"TOOL_ENVIRONMENT_FILE=environments-{port} rollout-router serve --port {port}"
             f" --workers 1 --app {EXAMPLE}.environment_app:app --service environment"
@@ -168,12 +169,12 @@ def an_agent(place: Place) -> None:
     place.serve(
         "TOOL_AGENT_STATE_DIR=agent TOOL_AGENT_JOURNAL=journal TOOL_AGENT_RUN=run-1"
         " TOOL_AGENT_MODEL_URL=http://127.0.0.1:9999"
-        " TOOL_AGENT_ENVIRONMENT_URL=http://127.0.0.1:9100"
-        f" rollout-router serve --port 9102 --workers 1 --app {EXAMPLE}.agent:app --service agent"
+        " TOOL_AGENT_ENVIRONMENT_URL=http://127.0.0.1:9002"
+        f" rollout-router serve --port 9003 --workers 1 --app {EXAMPLE}.agent:app --service agent"
         " --route-always --no-history-delta --state-dir agent"
     )
     task = """{"scenario": "errands", "seed": 3, "model": "m"}"""
-    url = place.with_ports("http://127.0.0.1:9102/ng-rollout/r1/run")
+    url = place.with_ports("http://127.0.0.1:9003/ng-rollout/r1/run")
     code, said = place.terminal.type(f"curl -s -m 2 {url} -d '{task}'")
     assert code == CURL_TIMED_OUT, said
 
@@ -182,6 +183,17 @@ def a_service_and_an_agent(place: Place) -> None:
     """Both, as the page of the commands has it."""
     a_service(place)
     an_agent(place)
+
+
+def a_store_of_others(place: Place) -> None:
+    """A service that has no admin address, in a folder of its own."""
+    place.serve("rollout-router serve --port 9005 --workers 1 --state-dir gym/state")
+
+
+def until_seen(place: Place) -> None:
+    """The take-over is known at the admin address, which asks each worker twice a second."""
+    life = "curl -s http://127.0.0.1:9100/api/rollouts/r1"
+    place.run(f"until {life} | grep -q claim_taken_over; do :; done")
 
 
 def an_installation(place: Place) -> None:
@@ -206,6 +218,18 @@ SCENARIOS: dict[str, Scenario] = {
             "curl http://127.0.0.1:9003/": '"receipt"',
             "rollout-router claims list": "r1",
             "rollout-router claims force r1": "would",
+            "rollout-router top": "rollouts",
+            "curl -s http://127.0.0.1:9100/metrics": "rollout_router_requests_total",
+        },
+    ),
+    "docs/admin.md": Scenario(
+        before=a_store_of_others,
+        means={r"(?<=--state-dir )DIR --admin-port 9100": "gym/state --admin-port 9101"},
+        after={"rollout-router serve": a_call},
+        says={
+            "curl -sf": '"done":true',
+            "rollout-router claims list": "r1",
+            "rollout-router claims reap": "0",
         },
     ),
     "docs/checkpoint.md": Scenario(
@@ -214,14 +238,14 @@ SCENARIOS: dict[str, Scenario] = {
             r"--journal FILE": "--journal journal",
             r"--state-dir DIR": "--state-dir agent",
             r"--archive DIR": "--archive archives",
-            r"http://…": "http://127.0.0.1:9100",
+            r"http://…": "http://127.0.0.1:9002",
         },
     ),
     "docs/cli.md": Scenario(
         before=a_service_and_an_agent,
         means={
             r"2dd9934085045afde1ea|e24c…": worker(),
-            r"http://…": "http://127.0.0.1:9101",
+            r"http://…": "http://127.0.0.1:9004",
             r"gateway:8000|HOST:9000": "127.0.0.1:9000",
             r"(?<=--home )/root": "~",
             r"(?<=build )FILE": "shim",
@@ -237,6 +261,14 @@ SCENARIOS: dict[str, Scenario] = {
             "rollout-router checkpoint inspect": "r1",
         },
     ),
+    "docs/configuration.md": Scenario(
+        before=a_model,
+        says={
+            "rollout-router config show": "--port",
+            "rollout-router doctor": " 0 failed",
+            "rollout-router workers list": "alive",
+        },
+    ),
     "docs/guides/containers.md": Scenario(),
     "docs/guides/nginx.md": Scenario(),
     "docs/guides/vllm.md": Scenario(
@@ -244,6 +276,7 @@ SCENARIOS: dict[str, Scenario] = {
         says={
             "curl -sf http://127.0.0.1:9000/sessions": CALL,
             "curl -sf http://127.0.0.1:9000/v1/models": '"object":"list"',
+            "curl -s http://127.0.0.1:9100/metrics": "rollout_router_requests_total",
             "tail": '"outcome":"completed"',
         },
     ),
@@ -251,17 +284,24 @@ SCENARIOS: dict[str, Scenario] = {
         means={r"gateway:8000": "127.0.0.1:9000", r"(?<=--home )/root": "~"},
         says={"rollout-router harness": "/ng-rollout/r1/v1"},
     ),
-    "docs/nemo-gym.md": Scenario(),
+    "docs/nemo-gym.md": Scenario(before=a_store_of_others, means={r"\bFOLDER\b": "gym"}),
     "docs/operations.md": Scenario(
         after={"rollout-router serve": a_call, "rollout-router workers list --json": a_call},
         means={r"\bID\b": "r1", r"(?<=--expect-epoch )N\b": epoch()},
         says={"rollout-router admission status": "open", "rollout-router claims force": "r1"},
     ),
+    "docs/page.md": Scenario(
+        after={"rollout-router serve": a_call},
+        says={"rollout-router top --json": "0", "rollout-router top": "rollouts"},
+    ),
     "docs/quickstart.md": Scenario(
         means={r"\bREPOSITORY\b": str(ROOT)},
-        after={"cd rollout-router": an_installation},
+        after={"cd rollout-router": an_installation, "curl -si": until_seen},
         says={
             "make demo": "No difference.",
+            "rollout-router top": "r1",
+            "curl -s http://127.0.0.1:9100/api": "claim_taken_over 4294967298",
+            "curl -s http://127.0.0.1:9100/metrics": '{reason="life_lock_free"} 1.0',
             "curl -": CALL,
             "rollout-router claims list": "r1",
             "python3 -c 'import json, sys; [print": "4294967298 completed",
@@ -303,7 +343,11 @@ ELSEWHERE: Mapping[str, tuple[str, str]] = {
         "tests/e2e/test_containers.py::test_c3_an_owner_in_another_pid_namespace_is_judged_by_its_lock",
         "no container engine can be taken for granted; the namespaces are the kernel's",
     ),
-    r"sudo ": (
+    r"sudo (?:install|useradd|systemctl enable|cp packaging/rollout-router)\b": (
+        "tests/e2e/test_packaging.py::test_the_unit_is_one_that_systemd_takes",
+        "changes the machine; the same unit is verified, and its settings are read",
+    ),
+    r"sudo (?:cp packaging/nginx|nginx|systemctl reload)\b": (
         "tests/e2e/test_nginx.py::test_streams_leave_nginx_event_by_event",
         "changes the machine; the same file runs under an nginx of the test's own",
     ),
@@ -314,7 +358,6 @@ EVERYDAY = {
     "docs/guides/containers.md",
     "docs/guides/nginx.md",
     "docs/harnesses.md",
-    "docs/nemo-gym.md",
     "docs/release.md",
 }
 """Pages that cost little; the others are for ``make test-long``."""
@@ -332,10 +375,12 @@ def test_every_page_with_commands_has_a_scenario_and_no_other() -> None:
 
 def test_a_block_is_typed_command_by_command_into_one_shell(place: Place) -> None:
     text = "export GREETING='good\\\n day'  # isn't it\n\necho \\\n  $GREETING\nfalse\nsleep 60 &"
+    text += "\ncat <<'END'\n# it's \\\n\nall\nEND\ntrue"
     block = Block(page="x", line=1, text=text, another_terminal=False)
     typed = [place.terminal.type(command) for command in block.commands()]
-    assert [code for code, _ in typed] == [0, 0, 1, 0]
+    assert [code for code, _ in typed] == [0, 0, 1, 0, 0, 0]
     assert typed[1][1].strip() == "good\\ day"
+    assert typed[4][1].strip() == "# it's \\\n\nall"
 
 
 @pytest.mark.parametrize(("command", "where"), [(name, row[0]) for name, row in ELSEWHERE.items()])

@@ -6,10 +6,7 @@ before the deadline, the claim stays as the evidence from which others write it.
 """
 
 import concurrent.futures
-import itertools
-import os
 import signal
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import pytest
 from support.control import Control
 from support.conversations import body_of, conversation
 from support.gateway import Gateway, wait_until
+from support.small_disk import fill, mounted
 
 from rollout_router.claims.names import stripe_of
 
@@ -26,26 +24,9 @@ SESSIONS = ("--app", "support.session_app:app", "--session-cookie", "sid")
 
 @pytest.fixture
 def small_disk(folder: Path) -> Iterator[Path]:
-    """A file system for state and captures: 256 epoch files, a page each, take 1 MiB of its 2."""
-    if os.geteuid() != 0:
-        pytest.skip("mounting a small file system needs root")
-    mount = folder / "small"
-    mount.mkdir()
-    options = ["-o", "size=2m,mode=0700"]
-    if subprocess.run(
-        ["mount", "-t", "tmpfs", *options, "none", str(mount)], check=False
-    ).returncode:
-        pytest.skip("mounting is not allowed here")
-    yield mount
-    subprocess.run(["umount", "--lazy", str(mount)], check=True)
-
-
-def fill(disk: Path) -> Path:
-    """Leave no byte; the file that takes them all."""
-    filler = disk / "filler"
-    with filler.open("wb", buffering=0) as file, pytest.raises(OSError, match="No space"):
-        sum(file.write(b"x" * 4096) for _ in itertools.count())
-    return filler
+    """For state and captures: 256 epoch files, a page each, take 1 MiB of its 2."""
+    with mounted(folder / "small", "size=2m") as disk:
+        yield disk
 
 
 def owner_files(gateway: Gateway) -> list[str]:
@@ -76,9 +57,9 @@ def test_c7_a_worker_on_a_full_disk_gives_everything_back_and_leaves(
         fill(small_disk)
         refused = gateway.post("new", BODY)
         assert len(gateway.claims()) == 21
-        gateway.process.send_signal(signal.SIGTERM)
-        call.answer()
+        call.answer()  # before claims are given back: each makes room for a record
         unrecorded = waiting.result()
+        gateway.process.send_signal(signal.SIGTERM)
     assert refused.status_code == 503
     assert refused.json()["error"]["code"] == "claim_store_unavailable"
     assert unrecorded.status_code == 502

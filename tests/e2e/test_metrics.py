@@ -1,6 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """The sums over all workers agree with what clients saw, through any mix of kills."""
 
+import fcntl
+import json
+import os
+import shutil
+import signal
+import subprocess
 import threading
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -8,17 +14,36 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 from support.control import Control
-from support.gateway import Gateway, client_at, wait_until
+from support.gateway import (
+    COMMAND,
+    PATIENCE_S,
+    Gateway,
+    client_at,
+    kill_and_wait,
+    wait_until,
+)
 from support.metrics import Sample, samples
+from support.small_disk import fill, mounted
+
+from rollout_router.metrics_files import FOLDER
 
 CUT = "cut"
+BODY = b'{"model": "m", "input": "hello"}'
+JSON = {"content-type": "application/json"}
 WORKERS = 3
 ROLLOUTS = 6
+
+
+@pytest.fixture
+def small_disk(folder: Path) -> Iterator[Path]:
+    with mounted(folder / "small", "size=4m") as disk:
+        yield disk
 
 
 @pytest.fixture
@@ -156,3 +181,83 @@ def test_sums_agree_after_a_kill_of_all_workers_at_once(started: Callable[..., G
             gateway.kill_worker(worker_id)
         wait_until(partial(replaced, gateway, before), "all are replaced")
         agree(gateway, got)
+
+
+def served_on(gateway: Gateway) -> None:
+    """Every worker was killed once, and each new one answers."""
+    before = ids(gateway)
+    for worker_id in before:
+        gateway.kill_worker(worker_id)
+    wait_until(partial(replaced, gateway, before), "all are replaced")
+    assert asked(gateway, "after", BODY) == "2xx"
+
+
+def test_c7_where_there_is_no_room_for_counts_the_service_goes_on(
+    started: Callable[..., Gateway], small_disk: Path
+) -> None:
+    counts = small_disk / "counts"
+    counts.mkdir()
+    gateway = started(environment={FOLDER: str(counts), "TMPDIR": str(gateway_folder(small_disk))})
+    assert asked(gateway, "r", BODY) == "2xx"
+    fill(small_disk)
+
+    served_on(gateway)
+    assert gateway.process.poll() is None
+    assert gateway.stop() == 0
+
+
+def gateway_folder(small_disk: Path) -> Path:
+    """Where there is room for other temporary files."""
+    folder = small_disk.parent / "elsewhere"
+    folder.mkdir()
+    return folder
+
+
+@pytest.mark.long
+def test_c7_a_folder_of_counts_that_was_removed_is_made_anew(
+    started: Callable[..., Gateway], folder: Path
+) -> None:
+    counts = folder / "counts"
+    counts.mkdir()
+    gateway = started(environment={FOLDER: str(counts)})
+    assert asked(gateway, "r", BODY) == "2xx"
+    shutil.rmtree(counts)
+    with client_at(gateway.ready["admin"]) as client:
+        answer = client.get("/metrics")
+    assert (answer.status_code, answer.json()["error"]["code"]) == (503, "metrics_unavailable")
+
+    served_on(gateway)
+    assert total(scraped(gateway), "requests_total", port="public", outcome="2xx") == 1
+
+
+@contextmanager
+def ended_with(process: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Whatever happens within, it is not waited for in vain."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
+def test_a_log_that_nobody_reads_stops_neither_workers_nor_the_supervisor(folder: Path) -> None:
+    ready = folder / "ready.json"
+    command = [COMMAND, "serve", "--port", "0", "--workers", "1", "--ready-file", str(ready)]
+    command += ["--state-dir", str(folder / "state"), "--run-dir", str(folder / "run")]
+    read, write = os.pipe()
+    fcntl.fcntl(write, fcntl.F_SETPIPE_SZ, 4096)
+    with subprocess.Popen(command, stderr=write) as process, ended_with(process):
+        os.close(write)
+        wait_until(ready.exists, "it is ready")
+        url = json.loads(ready.read_text())["url"]
+        with client_at(url) as client:
+            for number in range(40):  # each is a line of the log
+                answer = client.post(
+                    f"/sessions/r{number}/v1/responses", content=BODY, headers=JSON
+                )
+                assert answer.status_code == 200
+        (worker,) = json.loads(ready.read_text())["workers"]
+        kill_and_wait(worker["pid"])
+        wait_until(lambda: worker["id"] not in ready.read_text(), "it was replaced")
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(PATIENCE_S) == 0
+    os.close(read)

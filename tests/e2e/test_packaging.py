@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """What is shipped: wheel, sdist, systemd unit, example settings, and the list of make's targets."""
 
+import importlib.metadata
+import json
 import os
 import re
 import shlex
@@ -12,16 +14,20 @@ import tarfile
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
-import click
 import pytest
+from click.testing import CliRunner
+from packaging.specifiers import SpecifierSet
 
 import rollout_router
-from rollout_router.cli.serve import serve
+from rollout_router.cli.main import main
+from rollout_router.serve.admin_slot import ADMIN_END_S
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "rollout_router"
 UNIT = ROOT / "packaging" / "rollout-router.service"
+SETTINGS = ROOT / "packaging" / "rollout-router.toml"
 HELP_LINES_MAX = 24
 
 
@@ -99,6 +105,19 @@ def test_the_wheel_works_where_it_is_installed(built: Path, tmp_path: Path) -> N
     assert "--gateway" in said(sys.executable, "-I", "-S", shim, "--help")
 
 
+def test_what_is_pinned_runs_on_the_oldest_python_that_a_distribution_has() -> None:
+    pins = re.findall(r"^([\w.-]+)==(\S+)$", (ROOT / "constraints.txt").read_text(), re.MULTILINE)
+    installed = {one.metadata["Name"].lower(): one for one in importlib.metadata.distributions()}
+    asks = {
+        name: str(installed[name.lower()].metadata.json.get("requires_python", ""))
+        for name, version in pins
+        if name.lower() in installed and installed[name.lower()].version == version
+    }
+    assert len(asks) > len(pins) / 2
+    oldest = "3.11.2"  # as Debian 12 has it
+    assert {name for name, asked in asks.items() if oldest not in SpecifierSet(asked)} == set()
+
+
 def test_the_console_script_names_what_is_there() -> None:
     scripts = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]
     module, _, name = scripts["rollout-router"].partition(":")
@@ -118,22 +137,39 @@ def test_the_unit_is_one_that_systemd_takes(tmp_path: Path) -> None:
 
 
 def test_the_unit_starts_serve_with_flags_that_it_has_and_lets_it_drain() -> None:
-    text = UNIT.read_text().replace("\\\n", " ")
-    (start,) = re.findall(r"^ExecStart=(.*)$", text, re.MULTILINE)
-    program, command, *arguments = shlex.split(start)
+    settings = _shown(*_serve_of_the_unit())
+    assert {row["origin"] for row in settings.values()} == {str(SETTINGS), "default"}
+    needed_s = sum(settings[f"{name}_seconds"]["value"] for name in ("drain", "keep_alive_grace"))
+    assert int(_of_the_unit("TimeoutStopSec")) > needed_s + ADMIN_END_S
+
+
+def test_the_example_settings_are_those_of_the_unit_and_of_the_documented_ports() -> None:
+    settings = {name: row["value"] for name, row in _shown("--config", str(SETTINGS)).items()}
+    state, run = Path("/var/lib", _of_the_unit("StateDirectory")), _of_the_unit("RuntimeDirectory")
+    assert Path(settings["state_dir"]).parent == Path(settings["capture_dir"]).parent == state
+    assert Path(settings["run_dir"]) == Path("/run", run)
+    assert (settings["port"], settings["admin_port"]) == (9000, 9100)
+
+
+def _of_the_unit(key: str) -> str:
+    (value,) = re.findall(rf"^{key}=(.*)$", UNIT.read_text().replace("\\\n", " "), re.MULTILINE)
+    return str(value)
+
+
+def _serve_of_the_unit() -> list[str]:
+    """The arguments of its `serve`, with our file in the place of the installed one."""
+    program, command, *arguments = shlex.split(_of_the_unit("ExecStart"))
     assert (Path(program).name, command) == ("rollout-router", "serve")
-    options = serve.make_context("serve", arguments).params  # wrong usage raises
-    (patience_s,) = re.findall(r"^TimeoutStopSec=(\d+)$", text, re.MULTILINE)
-    assert int(patience_s) > options["drain_seconds"] + options["keep_alive_grace_seconds"]
+    return [one.replace("/etc/rollout-router.toml", str(SETTINGS)) for one in arguments]
 
 
-def test_the_example_settings_are_settings() -> None:
-    settings = tomllib.loads((ROOT / "packaging" / "rollout-router.toml").read_text())
-    options = {one.name: one for one in serve.params if isinstance(one, click.Option)}
-    assert set(settings) <= set(options)
-    context = click.Context(serve)
-    for name, value in settings.items():
-        options[name].type.convert(value, options[name], context)  # wrong usage raises
+def _shown(*arguments: str) -> dict[str, dict[str, Any]]:
+    """Each setting that `serve` would have of *arguments*, by name, as `config show` has it."""
+    environment = {name: None for name in os.environ if name.startswith("ROLLOUT_ROUTER_")}
+    command = ["config", "show", "--json", *arguments]
+    done = CliRunner().invoke(main, command, env=environment, catch_exceptions=False)
+    assert done.exit_code == 0, done.output  # wrong usage is 2
+    return {row["name"]: row for row in json.loads(done.stdout)["settings"]}
 
 
 def test_make_says_what_it_can_do_on_one_screen() -> None:

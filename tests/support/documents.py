@@ -23,6 +23,9 @@ _PROGRAMS = {
     *("cd", "curl", "docker", "export", "git", "kill", "make", "nginx", "pip", "podman", "python"),
     *("python3", "rollout-router", "sudo", "systemctl"),
 }
+_HERE = re.compile(r"<<'(\w+)'\n")
+"""What follows is typed as it stands, up to a line that is this word."""
+
 _FENCE = re.compile(
     r"(?:^(?P<comment><!-- runs: .*? -->)\n+)?^```(?P<language>[\w-]*)\n(?P<text>.*?)^```$",
     re.MULTILINE | re.DOTALL,
@@ -44,7 +47,7 @@ class Block:
         for line in self.text.splitlines():
             waiting += line
             if _is_whole(waiting):
-                if shlex.split(waiting, comments=True):
+                if shlex.split(_HERE.split(waiting)[0], comments=True):
                     yield waiting
                 waiting = ""
             else:
@@ -80,6 +83,8 @@ def blocks_of(page: Path) -> list[Block]:
 
 
 def _is_whole(command: str) -> bool:
+    if here := _HERE.search(f"{command}\n"):
+        return command.endswith(f"\n{here[1]}")
     if command.endswith("\\"):
         return False
     try:

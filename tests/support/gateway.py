@@ -92,6 +92,15 @@ class Process:
         self._thread = threading.Thread(target=self._read, daemon=True)
         self._thread.start()
 
+    def wait_lines(self, *texts: str) -> None:
+        """Wait for a line for each of *texts*, in whatever order: processes write as they come."""
+        missing = list(texts)
+        while missing:
+            line = self.wait_line("")
+            found = next((text for text in missing if text in line), None)
+            if found is not None:
+                missing.remove(found)
+
     def wait_line(self, text: str) -> str:
         """Wait for a line on stderr that contains *text*; lines before it are passed over."""
         while True:
@@ -229,7 +238,7 @@ class Gateway(Server):
                 **(environment or {}),
             },
         )
-        self.wait_line("ready:")
+        self.wait_lines("ready:", *[" serves "] * workers)
 
     @property
     def ready(self) -> dict[str, Any]:

@@ -28,12 +28,12 @@ LAWS = {
 }
 
 # What each room may import of the package, besides itself. The three rooms do not know one another.
-SHARED = {"errors", "call", "asgi", "forked", "logs", "metrics"}
+SHARED = {"errors", "call", "asgi", "forked", "logs", "metrics", "printable"}
 FIGURES = {"processes", "tables", "timings"}  # the product as it runs, and what is said of it
 MEETING = {"history", "routing", "transport"}  # where they meet claims
 ROOMS = {
     **{module: set[str]() for module in SHARED},
-    "logs": {"metrics"},
+    "logs": {"metrics", "printable"},
     "metrics_files": set[str](),
     "processes": {"transport"},
     "tables": set[str](),

@@ -33,8 +33,7 @@ def logging_to(stream: io.StringIO, form: Format = "auto", level: str = "info") 
         yield
     finally:
         listener.stop()
-        root.handlers[:] = before[0]
-        root.setLevel(before[1])
+    assert (root.handlers, root.level) == before
 
 
 @contextmanager
@@ -115,6 +114,35 @@ def test_what_could_write_a_line_of_its_own_is_no_id(given: bytes) -> None:
     with serving((b"x-request-id", given), (b"traceparent", given)) as marks:
         assert marks.request_id.encode() != given
         assert marks.traceparent is None
+
+
+def test_an_application_may_have_fields_of_its_own_in_every_record(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    made = logging.getLogRecordFactory()
+
+    def with_fields(*args: Any, **options: Any) -> logging.LogRecord:
+        record = made(*args, **options)
+        record.request_id = record.reason = "the application's"
+        return record
+
+    logging.setLogRecordFactory(with_fields)
+    try:
+        with serving((b"x-request-id", b"call-7")), caplog.at_level(logging.INFO):
+            said = tell(reason="ours")
+    finally:
+        logging.setLogRecordFactory(made)
+    assert (said["request_id"], said["reason"]) == ("call-7", "ours")
+    assert caplog.records[-1].__dict__["rollout_router"] == said
+
+
+def test_what_a_client_or_an_operator_wrote_makes_no_line_of_its_own() -> None:
+    stream = Terminal()
+    with logging_to(stream):
+        told(LOGGER, "refused", "closed: a\n12:00 FORGED \x1b[31m", reason="b\nc")
+
+    assert len(stream.getvalue().splitlines()) == 1
+    assert "\x1b" not in stream.getvalue()
 
 
 def test_a_log_that_nobody_reads_stops_nobody(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,7 +4,9 @@
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 from support.metrics import samples
@@ -72,6 +74,27 @@ def test_a_file_that_was_only_made_is_nothing(tmp_path: Path) -> None:
     assert samples(scrape(folder)) == {}
     fold(folder, 77)
     assert not (folder / "counter_77.db").exists()
+    os.close(held)
+
+
+def test_a_folder_that_another_service_cleared_before_it_was_held_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = tempfile.mkdtemp
+    cleared: list[str] = []
+
+    def made_and_cleared(**options: Any) -> str:
+        name: str = made(**options)
+        if not cleared:
+            cleared.append(name)
+            Path(name).rmdir()
+        return name
+
+    monkeypatch.setattr(tempfile, "mkdtemp", made_and_cleared)
+    folder, held = make_folder(tmp_path)
+
+    assert folder.exists()
+    assert str(folder) not in cleared
     os.close(held)
 
 

@@ -11,6 +11,8 @@ const SAID = {
   claim_taken_again: "Claimed again",
   claim_released: "Released",
   claim_lost: "Forced away",
+  claim_reaped: "Freed: its owner is dead",
+  release_failed: "Release failed, tried again",
   session_lost: "Session lost",
   resync: "Resynced",
   refused: "Refused",

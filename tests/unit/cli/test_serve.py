@@ -84,7 +84,7 @@ def test_another_port_is_advised_where_it_would_help(
     ("budget_s", "end"), [(None, "until it is opened"), (3600.0, r"for \d+ s more")]
 )
 def test_r6_a_start_behind_a_closed_gate_says_until_when(
-    folder: Path, budget_s: float | None, end: str
+    folder: Path, capfd: pytest.CaptureFixture[str], budget_s: float | None, end: str
 ) -> None:
     store = FileClaimStore.open(folder / "state", service="model")
     if budget_s is None:
@@ -92,9 +92,10 @@ def test_r6_a_start_behind_a_closed_gate_says_until_when(
     else:
         hold_gate(store.state_dir, by="ada", why="upkeep", budget_s=budget_s)
 
-    done = run(folder, "--log-format", "human")
+    run(folder, "--log-format", "human")
 
-    assert re.search(rf"admission is closed by ada: upkeep; calls get 503 {end}\n", done.stderr)
+    said = capfd.readouterr().err  # of the descriptor: the log is written in a thread
+    assert re.search(rf"admission is closed by ada: upkeep; calls get 503 {end}\n", said)
 
 
 @pytest.mark.parametrize("name", ["--session-cookie", "--session-header"])

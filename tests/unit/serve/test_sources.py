@@ -295,7 +295,7 @@ def test_a_file_has_a_bound(file: Path) -> None:
 
 def test_the_example_of_the_page_is_a_file_that_is_taken(folder: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "configuration.md").read_text(encoding="utf-8")
-    (example,) = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    (example,) = re.findall(r"<<'END'\n(.*?)^END$", page, re.DOTALL | re.MULTILINE)
     (folder / "keys").write_text("")
 
     config = told(folder / "service.toml", example).config

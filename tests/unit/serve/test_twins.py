@@ -11,10 +11,11 @@ from rollout_router.serve.twins import CONFIG_TWIN, OTHER_TWINS, is_elsewhere
 
 def twins(command: click.Command, context: click.Context) -> set[str]:
     """Every variable that a command, or one below it, reads."""
+    found = {str(param.envvar) for param in command.params if param.envvar}
     if isinstance(command, click.Group):
         inner = [command.get_command(context, name) for name in command.list_commands(context)]
-        return {twin for one in inner if one is not None for twin in twins(one, context)}
-    return {str(param.envvar) for param in command.params if param.envvar}
+        found |= {twin for one in inner if one is not None for twin in twins(one, context)}
+    return found
 
 
 def test_the_twins_of_other_commands_are_all_there_are() -> None:
