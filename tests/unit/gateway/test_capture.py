@@ -142,9 +142,11 @@ def test_f2_the_record_stands_before_the_turn_ends(
     seen: list[tuple[bytes, int]] = []
     answer.on_send = lambda message: seen.append((message.get("body", b""), len(records(sink))))
     app = answering(DELTA, DELTA + END[:9], END[9:], content_type=SSE)
+    before = counted("rollout_router_stage_seconds_count", stage="capture")
 
     asyncio.run(answer.run(Capture(app, sink)))
 
+    assert counted("rollout_router_stage_seconds_count", stage="capture") == before + 1
     assert seen == [(b"", 0), (DELTA, 0), (DELTA, 0), (END, 1)]
     assert answer.content == DELTA + DELTA + END
     assert app.bodies == [b'{"a":1}']

@@ -146,6 +146,15 @@ async def test_a_take_over_says_what_proved_the_death(rig: Rig) -> None:
     assert (told["request_id"], told["reason"]) == ("the-call", "life_lock_free")
 
 
+async def test_what_proved_a_death_is_counted_apart(rig: Rig) -> None:
+    router, worker = await rig.start(Application())
+    await Client().ask(router)
+    with moved() as found:
+        worker.observed.taken(worker.ownership.grants["r1"], evidence="other_boot")
+
+    assert found == {'takeovers{reason="other_boot"}': 1, 'claims_taken{how="takeover"}': 1}
+
+
 async def test_a_delta_saves_bytes_and_one_without_its_base_is_a_resync(rig: Rig) -> None:
     router, worker = await rig.start(Application())
     delta, unknown = frame(BASE, LONGER), frame(LONGER, LONGER + b"more")

@@ -10,6 +10,7 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from support.metrics import counted
 from support.routing import AppCall, Application, Client, Rig, answer
 
 from rollout_router import close_session
@@ -682,6 +683,30 @@ async def test_r3_a_leaver_marks_its_sessions_lost_when_their_calls_have_ended(
     assert code(after) == GONE
     assert b"the worker that owned it left" in after.content
     assert rig.store.owner(worker.id) is None, "its owner file went: no claim needs it"
+
+
+async def test_sessions_are_counted_while_they_are_held_and_by_how_they_end(site: Site) -> None:
+    async def close(call: AppCall) -> None:
+        assert close_session(call.scope)
+        await answer()(call)
+
+    def ended(reason: str) -> float:
+        return counted("rollout_router_releases_total", reason=reason)
+
+    router, worker = await site.start()
+    before = {reason: ended(reason) for reason in ("session_ended", "session_lost")}
+    await site.made(router)
+    worker._set_gauges()
+    assert counted("rollout_router_sessions_held") == 1
+
+    site.app.script = close
+    await browser().ask(router)
+    await worker.ownership.wait_released()
+    assert ended("session_ended") == before["session_ended"] + 1
+
+    await site.made(router)
+    await router.stop_worker()
+    assert ended("session_lost") == before["session_lost"] + 1
 
 
 async def test_r3_a_leaver_takes_no_session_that_only_a_client_names(rig: Rig) -> None:
