@@ -65,7 +65,7 @@ FIELDS: Final = (
 """What a line may say beside its text, in this order; None is left out."""
 
 _STDERR: Final = 2
-_REQUEST_ID: Final = re.compile(rb"[!-~]{1,128}")  # printable, no blank: safe in a log and a header
+_SANE: Final = re.compile(rb"[!-~]{1,128}")  # printable, no blank: safe in a log and a header
 
 
 class RequestMarks:
@@ -85,19 +85,17 @@ class RequestMarks:
     def request_id(self) -> str:
         """The same each time it is asked."""
         if self._id is None:
-            given = self._first(b"x-request-id")
-            sane = given is not None and _REQUEST_ID.fullmatch(given) is not None
-            self._id = given.decode("ascii") if given and sane else uuid.uuid4().hex
+            self._id = self._sane(b"x-request-id") or uuid.uuid4().hex
         return self._id
 
     @property
     def traceparent(self) -> str | None:
         """Of W3C Trace Context, as the client sent it; None where it sent none that is sane."""
-        given = self._first(b"traceparent")
-        return given.decode("ascii") if given and _REQUEST_ID.fullmatch(given) else None
+        return self._sane(b"traceparent")
 
-    def _first(self, name: bytes) -> bytes | None:
-        return next((value for key, value in self._headers if key == name), None)
+    def _sane(self, name: bytes) -> str | None:
+        given = next((value for key, value in self._headers if key == name), b"")
+        return given.decode("ascii") if _SANE.fullmatch(given) else None
 
 
 REQUEST: Final[ContextVar[RequestMarks | None]] = ContextVar("rollout_router_request", default=None)

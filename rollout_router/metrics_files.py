@@ -26,6 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "FOLDER",
+    "ROOM_BYTES_MIN",
+    "SHARED_MEMORY",
     "clear_abandoned",
     "count_together",
     "fold",
@@ -37,14 +39,16 @@ __all__ = [
 FOLDER: Final = "PROMETHEUS_MULTIPROC_DIR"
 """The variable that names the folder, of ``prometheus_client``; read at its import."""
 
+SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folder in it is made anew, and private
+ROOM_BYTES_MIN: Final = 64 * 1024**2
+"""With less there a folder is made elsewhere: the files of sixty processes."""
+
 _PREFIX: Final = "rollout-router-metrics-"
 _LOCK: Final = "lock"
 _ENDED: Final = "ended"  # in place of a pid
 _ADDED: Final = ("counter", "histogram")  # kinds of file whose values add up
 _LIVE: Final = ("gauge_livesum", "gauge_livemax")  # and of gauges, which go with their process
 _FILE_BYTES: Final = 256 * 1024  # several times what all names and labels take
-_ROOM_BYTES_MIN: Final = 64 * 1024**2  # the files of sixty processes
-_SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108 - the folder in it is made anew, and private
 
 
 def count_together() -> None:
@@ -56,11 +60,10 @@ def count_together() -> None:
     Raises:
         OSError: there is no room for one.
     """
-    if FOLDER in os.environ:
-        return
-    folder, held = make_folder()
-    os.environ[FOLDER] = str(folder)
-    atexit.register(_end, folder, held)
+    if FOLDER not in os.environ:
+        folder, held = make_folder()
+        os.environ[FOLDER] = str(folder)
+        atexit.register(_end, folder, held)
     reserve()
 
 
@@ -78,15 +81,16 @@ def reserve() -> None:
     if FOLDER not in os.environ:
         return
     try:
-        _reserve(Path(os.environ[FOLDER]), str(os.getpid()))
+        _reserve(Path(os.environ[FOLDER]), str(os.getpid()), (*_ADDED, *_LIVE))
     except OSError:
-        os.environ[FOLDER] = tempfile.mkdtemp(prefix=_PREFIX)
-        _reserve(Path(os.environ[FOLDER]), str(os.getpid()))
+        folder, _ = make_folder(Path(tempfile.gettempdir()))  # held until this process ends
+        os.environ[FOLDER] = str(folder)
+        _reserve(folder, str(os.getpid()), (*_ADDED, *_LIVE))
 
 
-def _reserve(folder: Path, whose: str, kinds: Iterable[str] = ()) -> None:
+def _reserve(folder: Path, whose: str, kinds: Iterable[str]) -> None:
     folder.mkdir(mode=0o700, exist_ok=True)
-    for kind in kinds or (*_ADDED, *_LIVE):
+    for kind in kinds:
         descriptor = os.open(
             folder / f"{kind}_{whose}.db", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600
         )
@@ -101,7 +105,7 @@ def _has_room(parent: Path) -> bool:
         found = os.statvfs(parent)
     except OSError:
         return False
-    return os.access(parent, os.W_OK) and found.f_bavail * found.f_frsize >= _ROOM_BYTES_MIN
+    return os.access(parent, os.W_OK) and found.f_bavail * found.f_frsize >= ROOM_BYTES_MIN
 
 
 def _end(folder: Path, held: int) -> None:
@@ -122,7 +126,7 @@ def make_folder(parent: Path | None = None) -> tuple[Path, int]:
         OSError: there is no room for one.
     """
     if parent is None:
-        parent = _SHARED_MEMORY if _has_room(_SHARED_MEMORY) else Path(tempfile.gettempdir())
+        parent = SHARED_MEMORY if _has_room(SHARED_MEMORY) else Path(tempfile.gettempdir())
     clear_abandoned(parent)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
@@ -165,9 +169,9 @@ def fold(folder: Path, pid: int) -> None:
     from prometheus_client.mmap_dict import MmapedDict  # noqa: PLC0415 - slow, and not in a start
 
     with _alone(folder):
+        _reserve(folder, _ENDED, _ADDED)  # before anything is added: all of it, or nothing
         for kind in _ADDED:
             for ended in _begun(folder.glob(f"{kind}_{pid}.db")):
-                _reserve(folder, _ENDED, (kind,))
                 sums = MmapedDict(str(folder / f"{kind}_{_ENDED}.db"))
                 for key, value, _, _ in MmapedDict.read_all_values_from_file(str(ended)):
                     before, _ = sums.read_value(key)

@@ -14,12 +14,12 @@ from rollout_router.admin.address import AdminAddress
 from rollout_router.admin.models import Closing, Draining, Forcing, Opening, Reaping
 from rollout_router.admin.query import Q_LENGTH_MAX
 from rollout_router.admin.routes_store import named_rollout
-from rollout_router.admin.watching import Pace
 from rollout_router.claims import FileClaimStore, valid_nonce
 from rollout_router.documents import SCHEMA
 from rollout_router.documents.admission import OPERATOR, admission_document, blockers_document
 from rollout_router.documents.changes import force_document, open_store, reap_document
 from rollout_router.operate import close_admission, drain, open_admission
+from rollout_router.routing.sweeping import Pace
 
 __all__ = ["claim_change_routes", "worker_change_routes"]
 

@@ -9,12 +9,12 @@ from fastapi import APIRouter, Path, Query, Response
 from rollout_router.admin.access import AdminRefusal
 from rollout_router.admin.address import AdminAddress
 from rollout_router.admin.query import Q_LENGTH_MAX
-from rollout_router.admin.watching import Pace
 from rollout_router.claims import valid_rollout_id
 from rollout_router.documents.admission import admission_document
 from rollout_router.documents.claim import claim_document
 from rollout_router.documents.claims import claims_document
 from rollout_router.documents.workers import workers_document
+from rollout_router.routing.sweeping import Pace
 
 __all__ = ["named_rollout", "store_routes"]
 

@@ -7,8 +7,6 @@ in a thread; every worker has a task and a thread of its own, so that a silent o
 
 import asyncio
 import logging
-import threading
-import time
 from collections.abc import Callable
 from functools import partial
 from typing import Final
@@ -27,6 +25,7 @@ from rollout_router.claims import (
     read_gate,
 )
 from rollout_router.operate import WorkerSilent, changes_of
+from rollout_router.routing.sweeping import Pace
 
 __all__ = [
     "ASK_S",
@@ -34,7 +33,6 @@ __all__ = [
     "SURVEY_AGAIN_S",
     "SURVEY_S",
     "WORKERS_MAX",
-    "Pace",
     "Watching",
     "look",
     "survey",
@@ -58,10 +56,6 @@ WORKERS_MAX: Final = 1024
 """Workers that are asked: four times what ``serve`` starts, for the dead are few."""
 
 _SILENT_SAID: Final = 2  # in a row: one that leaves is silent once, and then gone
-
-SLICE_S: Final = 0.002
-PAUSE_S: Final = 0.003
-"""A survey may have two fifths of the interpreter, and a request waits for a slice at most."""
 
 _logger = logging.getLogger(__name__)
 
@@ -208,19 +202,3 @@ def survey(store: ClaimReader, *, began: int, pace: Callable[[], object]) -> Sur
         if record.state == "owned" and nonce not in found.verdicts:
             found.verdicts[nonce] = store.judge(record.owner).verdict.value
     return found
-
-
-class Pace:
-    """Work for a slice, wait for a pause."""
-
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
-        self._pause = threading.Event()  # never set: a wait with a bound
-        self._slice_ends_at = clock() + SLICE_S
-
-    def __call__(self) -> bool:
-        """True, as a sweep wants to hear."""
-        if self._clock() >= self._slice_ends_at:
-            self._pause.wait(PAUSE_S)
-            self._slice_ends_at = self._clock() + SLICE_S
-        return True

@@ -25,11 +25,12 @@ from rollout_router.admin.changes import read_changes
 from rollout_router.admin.known import Known
 from rollout_router.admin.query import Query
 from rollout_router.admin.views import Service, Views
-from rollout_router.admin.watching import Pace, look, survey
+from rollout_router.admin.watching import look, survey
 from rollout_router.bench.figures import Part, Target, at_most, stage_table
 from rollout_router.bench.measure import Measured, Stage, run_rounds
 from rollout_router.claims import FileClaimStore, LifeLock, new_nonce
 from rollout_router.operate import changes_of
+from rollout_router.routing.sweeping import Pace
 from rollout_router.tables import Table
 
 __all__ = ["AdminCosts", "run_admin"]

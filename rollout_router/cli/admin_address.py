@@ -10,6 +10,7 @@ import json
 import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import quote, urlencode, urlsplit
@@ -66,35 +67,35 @@ class AdminAddress:
         return self._ask("POST", path, json.dumps(body).encode(), wait_s)
 
     def _ask(self, method: str, path: str, body: bytes | None, wait_s: float) -> dict[str, Any]:
-        import http.client  # noqa: PLC0415 - slow, and a command that reads the disk needs none
+        # Slow, and a command that reads the disk needs none.
+        from rollout_router.cli.admin_http import Unreachable, exchanged  # noqa: PLC0415 - as above
 
-        parts = urlsplit(self.url)
-        secure = parts.scheme == "https"
-        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
-        connection = kind(str(parts.hostname), parts.port, timeout=ANSWER_S + wait_s)
         headers = {"Accept": "application/json"}
         if self.token is not None:
             headers["Authorization"] = f"Bearer {self.token}"
         if body is not None:
             headers["Content-Type"] = "application/json"
         try:
-            connection.request(method, parts.path.rstrip("/") + path, body, headers)
-            response = connection.getresponse()
-            raw = response.read()
-        except (OSError, ValueError, http.client.HTTPException) as error:
+            status, raw = exchanged(
+                self.url,
+                path,
+                method=method,
+                body=body,
+                headers=headers,
+                timeout_s=ANSWER_S + wait_s,
+            )
+        except Unreachable as error:
             raise _ended(
-                f"the admin address {self.url} cannot be reached: {error!r}; without --admin-url"
+                f"the admin address {self.url} cannot be reached: {error}; without --admin-url"
                 " the command reads the store itself",
                 ExitCode.FAILED,
             ) from error
-        finally:
-            connection.close()
         document = _document(raw)
-        if response.status == http.HTTPStatus.OK and document is not None:
+        if status == HTTPStatus.OK and document is not None:
             return document
         told = (document or {}).get("error")
         if not isinstance(told, dict):
-            said = f"answered {response.status}: {raw[:200]!r}; is it an admin address?"
+            said = f"answered {status}: {raw[:200]!r}; is it an admin address?"
             raise _ended(f"{self.url} {said}", ExitCode.FAILED)
         raise _ended(str(told.get("message")), _ENDS.get(str(told.get("code")), ExitCode.FAILED))
 

@@ -14,6 +14,7 @@ from typing import Final
 
 import click
 
+from rollout_router.cli.flags import ExitCode, ended_by
 from rollout_router.cli.setting_flags import SettingsCommand, asks_for_help, told_by
 from rollout_router.metrics_files import count_together
 from rollout_router.serve.forking import start_preloading
@@ -29,7 +30,8 @@ class _Serve(SettingsCommand):
         if not (ctx.resilient_parsing or asks_for_help(args)):  # as a shell completes
             app, upstream, capture_dir, admin = _guess(args, os.environ)
             if admin is not None:
-                count_together()  # what is forked from counts there from its beginning
+                with ended_by(OSError, ExitCode.FAILED):  # no room anywhere
+                    count_together()  # what is forked from counts there from its beginning
             start_preloading(app=app, upstream=upstream, capture_dir=capture_dir, admin=admin)
         with _uncollected():
             return super().parse_args(ctx, args)

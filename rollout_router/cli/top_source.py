@@ -5,13 +5,14 @@ An address that was found is looked for again when it does not answer: one that 
 may have another port.
 """
 
-import http.client
 import json
 from collections.abc import Mapping
+from http import HTTPStatus
 from pathlib import Path
 from typing import Any, Final
 from urllib.parse import SplitResult, urlencode, urlsplit
 
+from rollout_router.cli.admin_http import Unreachable, exchanged
 from rollout_router.cli.flags import SCHEMA
 
 __all__ = ["AddressSilent", "NoAddress", "Source"]
@@ -20,7 +21,7 @@ ANSWER_S: Final = 5.0
 """How long the address has to answer: it takes milliseconds."""
 
 _VERSION: Final = 1
-_CONNECTIONS: Final = {"http": http.client.HTTPConnection, "https": http.client.HTTPSConnection}
+_SCHEMES: Final = ("http", "https")
 
 
 class NoAddress(Exception):  # noqa: N818 - named by what is missing
@@ -99,7 +100,7 @@ class Source:
 def _checked(url: str) -> SplitResult:
     try:
         parts = urlsplit(url.rstrip("/"))
-        if parts.scheme in _CONNECTIONS and parts.hostname and parts.port != 0:
+        if parts.scheme in _SCHEMES and parts.hostname and parts.port != 0:
             return parts
     except ValueError:  # of the port
         pass
@@ -107,23 +108,17 @@ def _checked(url: str) -> SplitResult:
 
 
 def _document(url: str, target: str) -> dict[str, Any]:
-    parts = urlsplit(url)
-    kind = _CONNECTIONS[parts.scheme]
-    connection = kind(str(parts.hostname), parts.port, timeout=ANSWER_S)
     try:
-        connection.request("GET", parts.path + target)
-        response = connection.getresponse()
-        document = json.loads(response.read())
-    except (OSError, ValueError, http.client.HTTPException) as error:
-        raise AddressSilent(f"the admin address {url} gave no answer: {error!r}") from error
-    finally:
-        connection.close()
+        status, raw = exchanged(url, target, timeout_s=ANSWER_S)
+        document = json.loads(raw)
+    except (Unreachable, ValueError) as error:
+        raise AddressSilent(f"the admin address {url} gave no answer: {error}") from error
     if not isinstance(document, dict):
         raise AddressSilent(f"the admin address {url} answered {document!r:.200}")
-    if response.status != http.HTTPStatus.OK:
+    if status != HTTPStatus.OK:
         said = document.get("error")
         message = said.get("message") if isinstance(said, dict) else document
-        raise AddressSilent(f"the admin address {url} answered {response.status}: {message}")
+        raise AddressSilent(f"the admin address {url} answered {status}: {message}")
     if document.get("schema") != SCHEMA:
         known = f"schema {document.get('schema')!r}, and this command knows {SCHEMA}"
         raise AddressSilent(f"the admin address {url} answers in {known}")

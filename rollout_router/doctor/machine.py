@@ -17,6 +17,7 @@ from typing import Final
 
 from rollout_router.claims import Moment
 from rollout_router.doctor.checked import Checked, fail, ok, skipped, warn
+from rollout_router.metrics_files import FOLDER, ROOM_BYTES_MIN, SHARED_MEMORY
 from rollout_router.routing import Settings
 from rollout_router.routing.limits import CONNECTIONS_MAX
 from rollout_router.serve.config import ServeConfig
@@ -24,10 +25,6 @@ from rollout_router.serve.config import ServeConfig
 __all__ = ["clocks", "descriptors", "event_loop", "metrics_folder", "packages", "python"]
 
 DISTRIBUTION: Final = "rollout-router"
-MEMORY: Final = Path("/dev/shm")  # noqa: S108 - a private directory is made in it
-MEMORY_BYTES_MIN: Final = 64 * 1024**2
-"""The files of the metrics of 256 workers."""
-
 CALL_DESCRIPTORS: Final = 3
 """A call in flight has its own connection, one to its owner or upstream, and a file."""
 
@@ -121,9 +118,9 @@ def metrics_folder(config: ServeConfig) -> Checked:
     """Whether workers have a place for the files of their metrics."""
     if config.admin_port is None:
         return skipped("no metrics: no --admin-port")
-    named = os.environ.get("PROMETHEUS_MULTIPROC_DIR")
-    folder = Path(named) if named else MEMORY
-    advice = "set PROMETHEUS_MULTIPROC_DIR to an empty directory in memory"
+    named = os.environ.get(FOLDER)
+    folder = Path(named) if named else SHARED_MEMORY
+    advice = f"set {FOLDER} to an empty directory in memory"
     if not folder.is_dir() or not os.access(folder, os.R_OK | os.W_OK | os.X_OK):
         return fail(f"{folder} is no directory that this user may write", advice)
     if named and any(folder.iterdir()):
@@ -131,7 +128,7 @@ def metrics_folder(config: ServeConfig) -> Checked:
     free = os.statvfs(folder)
     free_bytes = free.f_bavail * free.f_frsize
     found = f"{free_bytes // 1024**2:,} MiB are free at {folder}"
-    return ok(found) if free_bytes >= MEMORY_BYTES_MIN else warn(found, advice)
+    return ok(found) if free_bytes >= ROOM_BYTES_MIN else warn(found, advice)
 
 
 def _requirements() -> Iterator[tuple[str, str]]:

@@ -28,7 +28,7 @@ from rollout_router.claims import (
 )
 from rollout_router.metrics import SWEEP_SECONDS, SWEEPS, SWEPT
 
-__all__ = ["PASS_EVERY_S", "Sweeping", "counts_of"]
+__all__ = ["PASS_EVERY_S", "Pace", "Sweeping", "counts_of"]
 
 PASS_EVERY_S: Final = 600.0
 """How often a pass runs although nobody died: tombstones and temporary files are in no hurry."""
@@ -104,7 +104,7 @@ class Sweeping:
             self._store,
             now=datetime.now(UTC),
             tombstone_age_max=self._tombstone_age_max,
-            pace=_Pace(self._stopped, self._clock),
+            pace=Pace(self._stopped, self._clock),
         )
 
     def look_and_log(self) -> Swept | None:
@@ -149,15 +149,18 @@ class Sweeping:
         self.thread.shutdown(wait=False)
 
 
-class _Pace:
-    """Work for a slice, wait for a pause; False once stopped."""
+class Pace:
+    """Work for a slice, wait for a pause; False once *stopped*, by default never."""
 
-    def __init__(self, stopped: threading.Event, clock: Callable[[], float]) -> None:
-        self._stopped = stopped
+    def __init__(
+        self, stopped: threading.Event | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._stopped = stopped or threading.Event()
         self._clock = clock
         self._slice_ends_at = clock() + SLICE_S
 
     def __call__(self) -> bool:
+        """Whether to go on."""
         if self._clock() < self._slice_ends_at:
             return not self._stopped.is_set()
         stopped = self._stopped.wait(PAUSE_S)

@@ -12,6 +12,7 @@ from typing import Any, Final, Literal, Self
 from pydantic import model_validator
 
 from rollout_router.history import Bounds
+from rollout_router.logs import Format
 from rollout_router.routing import SessionSettings, Settings
 from rollout_router.routing.key_file import read_secret
 from rollout_router.routing.limits import Limits
@@ -31,12 +32,11 @@ from rollout_router.serve.fields import (
 )
 from rollout_router.serve.places import default_run_dir, default_state_dir
 
-__all__ = ["WORKERS_MAX", "LogFormat", "LogLevel", "ServeConfig"]
+__all__ = ["WORKERS_MAX", "LogLevel", "ServeConfig"]
 
 WORKERS_MAX: Final = 256
 """Worker processes of one service; each is a process with a Python of its own."""
 
-LogFormat = Literal["auto", "human", "json"]
 LogLevel = Literal["debug", "info", "warning", "error"]
 
 _PORT_MAX: Final = 65_535
@@ -300,7 +300,7 @@ class ServeConfig(GivenSettings):
         ge=0,
         le=_PORT_MAX,
     )
-    log_format: LogFormat = setting(
+    log_format: Format = setting(
         "How lines of the log are written.",
         "Auto is for people on a terminal, JSON elsewhere.",
         default="auto",

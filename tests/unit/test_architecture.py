@@ -48,7 +48,13 @@ ROOMS = {
     "integrations": {"asgi", "checkpoint", "routing"},
     "checkpoint": {*SHARED, "claims", "operate"},
     "demo": {"processes", "transport"},
-    "doctor": {"claims", "gateway", "routing", "serve"},  # it looks at what a start would
+    "doctor": {
+        "claims",
+        "gateway",
+        "metrics_files",
+        "routing",
+        "serve",
+    },  # it looks at what a start would
     "harness": {"asgi", "claims", "errors", "gateway", *FIGURES, "transport"},
     "operate": {"claims"},
     # What commands print and the admin address sends is made in one place.

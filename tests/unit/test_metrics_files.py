@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Counts of processes that were killed: kept, and counted once."""
 
+import errno
 import os
 import subprocess
 import sys
@@ -58,6 +59,29 @@ def test_what_killed_processes_counted_stays_and_counts_once(tmp_path: Path) -> 
     os.close(held)
 
 
+def test_c7_what_cannot_be_added_up_whole_is_not_added_at_all(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, held = make_folder(tmp_path)
+    pid = killed_after(folder, 3)
+    before = samples(scrape(folder))
+
+    def full(descriptor: int, offset: int, length: int) -> None:
+        if "histogram" in Path(f"/proc/self/fd/{descriptor}").readlink().name:
+            raise OSError(errno.ENOSPC, "no room")
+        os.ftruncate(descriptor, offset + length)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "posix_fallocate", full)
+        with pytest.raises(OSError, match="no room"):
+            fold(folder, pid)
+    assert samples(scrape(folder)) == before
+    fold(folder, pid)
+    after = samples(scrape(folder))
+    assert after == {name: before[name] for name in after}
+    os.close(held)
+
+
 def test_one_closed_gate_closes_the_gauge(tmp_path: Path) -> None:
     folder, held = make_folder(tmp_path)
     for closed in (0, 1, 0):
@@ -101,7 +125,7 @@ def test_a_folder_that_another_service_cleared_before_it_was_held_is_made_again(
 def test_the_next_service_clears_what_nobody_holds(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(metrics_files, "_SHARED_MEMORY", tmp_path)
+    monkeypatch.setattr(metrics_files, "SHARED_MEMORY", tmp_path)
     used, held = make_folder()
     abandoned, gone = make_folder()
     os.close(gone)

@@ -10,6 +10,7 @@ from support.told import row
 
 from rollout_router.admin import watching
 from rollout_router.claims import Gate, write_gate
+from rollout_router.routing import sweeping
 
 Until = Callable[[Callable[[], bool]], Awaitable[None]]
 
@@ -135,11 +136,11 @@ def test_r6_the_gate_is_seen_and_a_store_that_is_gone_is_said(rig: Any) -> None:
 
 def test_a_survey_pauses_between_its_slices(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
-    pace = watching.Pace(clock=lambda: now[0])
+    pace = sweeping.Pace(clock=lambda: now[0])
     waited: list[float] = []
-    monkeypatch.setattr(pace._pause, "wait", waited.append)
+    monkeypatch.setattr(pace._stopped, "wait", waited.append)
 
     for seconds in (0.0, 0.001, 0.0021, 0.0022, 0.005):
         now[0] = seconds
         assert pace()
-    assert waited == [watching.PAUSE_S] * 2
+    assert waited == [sweeping.PAUSE_S] * 2

@@ -10,6 +10,7 @@ import pytest
 
 from rollout_router.claims import Moment
 from rollout_router.doctor import Status, machine
+from rollout_router.metrics_files import ROOM_BYTES_MIN
 from rollout_router.serve.config import ServeConfig
 
 CONFIG = ServeConfig()
@@ -99,7 +100,7 @@ def test_a_clock_that_was_never_set_is_warned_of() -> None:
 def test_metrics_need_a_place_only_with_an_admin_port(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("PROMETHEUS_MULTIPROC_DIR", raising=False)
     assert machine.metrics_folder(CONFIG).status is Status.SKIPPED
-    monkeypatch.setattr(machine, "MEMORY", Path("/no/such/folder"))
+    monkeypatch.setattr(machine, "SHARED_MEMORY", Path("/no/such/folder"))
     assert machine.metrics_folder(ADMIN).status is Status.FAIL
 
 
@@ -111,7 +112,7 @@ def test_a_place_for_metrics_that_is_named_has_to_be_there_and_empty(
     assert machine.metrics_folder(ADMIN).status is Status.FAIL
     place.mkdir()
     free = os.statvfs(place).f_bavail * os.statvfs(place).f_frsize
-    enough = free >= machine.MEMORY_BYTES_MIN
+    enough = free >= ROOM_BYTES_MIN
     assert (machine.metrics_folder(ADMIN).status is Status.OK) is enough
     (place / "counter_1.db").write_text("")
     assert "not empty" in machine.metrics_folder(ADMIN).found

@@ -17,8 +17,8 @@ from rollout_router.routing.sweeping import (
     LOCK_TIMEOUT_S,
     PASS_EVERY_S,
     SLICE_S,
+    Pace,
     Sweeping,
-    _Pace,
     counts_of,
 )
 
@@ -186,7 +186,7 @@ def test_c3_a_pass_pauses_after_each_slice() -> None:
             clock.now += timeout_s
             return False
 
-    pace = _Pace(Stopped(), clock)  # type: ignore[arg-type] # an event that never waits
+    pace = Pace(Stopped(), clock)  # type: ignore[arg-type] # an event that never waits
     for _ in range(100):
         assert pace()
         clock.now += SLICE_S / 10
