@@ -102,7 +102,8 @@ class Changes:
         Returns:
             ``cursor`` to ask with again; ``more``: there is more already; ``reset``: what was
             learned before is to be forgotten, for the answer cannot say all that is gone; and
-            ``rollouts``, ``gone`` and ``events``, each at most *rows_max*.
+            ``rollouts``, ``gone`` and ``events``, each at most *rows_max*. What is gone is the
+            named claim epoch and every lower one: who asks seldom may never have heard of it.
         """
         reset = not self._gone_forgotten <= after <= self._number
         if reset:
